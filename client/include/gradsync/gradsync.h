@@ -1,0 +1,265 @@
+/* gradsync: the client's C interface.
+ *
+ * A trainer process opens a session with its node's daemon (gradsyncd), forms groups of ranks, and
+ * averages gradients, either by collectives over plain memory or by a gradsync_ddp, which is the core
+ * of a DDP wrapper: it plans buckets, signals each one as its gradients become ready, and waits for
+ * the averages.
+ *
+ * Conventions, for every function unless it says otherwise:
+ *  - Returns GRADSYNC_OK (0) or a gradsync_code. `error`, which may be NULL, then holds the code and a
+ *    sentence that names the job, rank, bucket or parameter and says what to do. No function throws.
+ *  - Blocks at most until its timeout (milliseconds; 0 stands for the session's), plus a few seconds'
+ *    grace for a daemon that does not answer. There is no way to wait without a deadline.
+ *  - May be called from any thread. Calls on one group keep the order in which they are made; every
+ *    rank must make the same calls on a group in the same order.
+ *  - Handles are owned by the caller and freed by the function that its create function names. A
+ *    handle is invalid in a forked child: calls there return GRADSYNC_FAILED_PRECONDITION, and
+ *    nothing that the child does disturbs the parent.
+ *  - Strings are UTF-8, borrowed for the call. Sizes are bytes, counts are elements.
+ *  - Structures that may grow begin with `struct_size`: set it to sizeof the structure; zero every
+ *    field that you do not use.
+ */
+#ifndef GRADSYNC_GRADSYNC_H_
+#define GRADSYNC_GRADSYNC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define GRADSYNC_API __attribute__((visibility("default")))
+#else
+#define GRADSYNC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum gradsync_code {
+  GRADSYNC_OK = 0,
+  GRADSYNC_INVALID_ARGUMENT = 1,     /* the argument is wrong, whatever the state */
+  GRADSYNC_MISMATCH = 2,             /* ranks disagree: model, world size, operation */
+  GRADSYNC_DEADLINE_EXCEEDED = 3,    /* the wait ended; the message names who was missing */
+  GRADSYNC_RANK_LOST = 4,            /* another rank died or left */
+  GRADSYNC_DAEMON_LOST = 5,          /* no daemon, or it died, or it closed the session */
+  GRADSYNC_PROTOCOL = 6,             /* a daemon of another version */
+  GRADSYNC_PERMISSION_DENIED = 7,    /* the socket belongs to somebody else */
+  GRADSYNC_OUT_OF_MEMORY = 8,        /* not enough memory, or a configured limit */
+  GRADSYNC_ALREADY_EXISTS = 9,       /* another process holds this rank */
+  GRADSYNC_SHUTTING_DOWN = 10,       /* the daemon is ending in an orderly way */
+  GRADSYNC_UNSUPPORTED = 11,         /* valid, but not offered by this build */
+  GRADSYNC_FAILED_PRECONDITION = 12, /* a call out of order, or in a forked child */
+  GRADSYNC_INTERNAL = 13             /* a fault of gradsync itself */
+} gradsync_code;
+
+typedef enum gradsync_dtype {
+  GRADSYNC_FLOAT32 = 0,
+  GRADSYNC_FLOAT64 = 1,
+  GRADSYNC_FLOAT16 = 2,
+  GRADSYNC_BFLOAT16 = 3,
+  GRADSYNC_INT8 = 4,
+  GRADSYNC_UINT8 = 5,
+  GRADSYNC_INT16 = 6,
+  GRADSYNC_INT32 = 7,
+  GRADSYNC_INT64 = 8,
+  GRADSYNC_BOOL = 9, /* one byte, 0 or 1: sum and max are "or", product and min are "and" */
+  GRADSYNC_COMPLEX64 = 10,
+  GRADSYNC_COMPLEX128 = 11
+} gradsync_dtype;
+
+/* Results are bitwise the same on every rank and from run to run: ranks are combined in rank order.
+ * float16 and bfloat16 are combined in float32 and rounded once. The average of float32 is the sum
+ * divided; of float64 and the complex types the sum of the values divided. */
+typedef enum gradsync_reduce_op {
+  GRADSYNC_SUM = 0,
+  GRADSYNC_AVG = 1, /* floating-point and complex types only */
+  GRADSYNC_MIN = 2, /* not for complex types; a NaN anywhere gives NaN */
+  GRADSYNC_MAX = 3, /* likewise */
+  GRADSYNC_PRODUCT = 4
+} gradsync_reduce_op;
+
+typedef struct gradsync_error {
+  int code; /* gradsync_code */
+  char message[2048];
+} gradsync_error;
+
+/* The version of the library that is loaded, "0.1.0". Static. */
+GRADSYNC_API const char* gradsync_version(void);
+
+/* "RANK_LOST" and so on; "UNKNOWN" for other values. Static. */
+GRADSYNC_API const char* gradsync_code_name(int code);
+
+/* ---- Session: this process as one rank of a job ------------------------------------------------ */
+
+typedef struct gradsync_session gradsync_session;
+
+typedef struct gradsync_session_options {
+  size_t struct_size;
+  const char* socket;        /* the daemon's socket. NULL: GRADSYNC_SOCKET, else the system daemon at
+                                /run/gradsync/gradsyncd.sock, else a private daemon of this user, which
+                                is started if need be and ends by itself when idle. */
+  const char* job;           /* ranks that name the same job meet; NULL: GRADSYNC_JOB, else from
+                                torchrun's environment */
+  uint32_t generation;       /* of the job: one more after each restart of all ranks */
+  uint32_t world_size;       /* 0: rank, world_size, local_rank, local_world_size and generation come
+                                from torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK,
+                                LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT) */
+  uint32_t rank;
+  uint32_t local_rank;
+  uint32_t local_world_size; /* 0: world_size */
+  uint32_t timeout_ms;       /* for every wait that names none; 0: 600000 (ten minutes) */
+} gradsync_session_options;
+
+/* Opens a session; does not wait for the other ranks. `options` may be NULL (all from the
+ * environment). Free with gradsync_session_close. */
+GRADSYNC_API int gradsync_session_open(const gradsync_session_options* options,
+                                       gradsync_session** session, gradsync_error* error);
+
+/* Says goodbye and frees the handle; NULL is allowed. Groups, buffers and ddps made from the session
+ * stay valid handles that answer with GRADSYNC_FAILED_PRECONDITION; buffers keep their memory. */
+GRADSYNC_API void gradsync_session_close(gradsync_session* session);
+
+GRADSYNC_API uint32_t gradsync_session_rank(const gradsync_session* session);
+GRADSYNC_API uint32_t gradsync_session_world_size(const gradsync_session* session);
+
+/* The path of the daemon's socket. Borrowed from the session. */
+GRADSYNC_API const char* gradsync_session_socket(const gradsync_session* session);
+
+/* ---- Buffers: memory that the daemon reads and writes where it lies ----------------------------- */
+
+typedef struct gradsync_buffer gradsync_buffer; /* reference-counted */
+
+/* Allocates at least `bytes` of shared memory, zeroed, page-aligned, its pages already there and
+ * charged to this process. GRADSYNC_OUT_OF_MEMORY if they are not to be had. `label` is for people. */
+GRADSYNC_API int gradsync_buffer_create(gradsync_session* session, uint64_t bytes, const char* label,
+                                        gradsync_buffer** buffer, gradsync_error* error);
+GRADSYNC_API void* gradsync_buffer_data(const gradsync_buffer* buffer);
+GRADSYNC_API uint64_t gradsync_buffer_size(const gradsync_buffer* buffer);
+GRADSYNC_API void gradsync_buffer_retain(gradsync_buffer* buffer);
+/* Drops one reference; the last one unmaps the memory. NULL is allowed. */
+GRADSYNC_API void gradsync_buffer_release(gradsync_buffer* buffer);
+
+/* ---- Groups: an ordered set of ranks with one stream of operations ------------------------------ */
+
+typedef struct gradsync_group gradsync_group;
+
+/* Forms a group of `rank_count` ranks of the job, which must include this one; `ranks` NULL stands for
+ * all of them in order. Blocks until each of them has asked for the same ranks under the same `tag`
+ * (any text that tells this group from others). Free with gradsync_group_destroy. */
+GRADSYNC_API int gradsync_group_create(gradsync_session* session, const char* tag,
+                                       const uint32_t* ranks, uint32_t rank_count,
+                                       uint32_t timeout_ms, gradsync_group** group,
+                                       gradsync_error* error);
+/* Frees the handle; NULL is allowed. Does not wait for the other ranks. */
+GRADSYNC_API void gradsync_group_destroy(gradsync_group* group);
+
+GRADSYNC_API uint32_t gradsync_group_rank(const gradsync_group* group); /* index in the group */
+GRADSYNC_API uint32_t gradsync_group_size(const gradsync_group* group);
+
+/* Collectives. Each blocks until the result is there. Memory that lies in a gradsync_buffer of the
+ * session is used in place; any other goes through a small shared staging buffer, piece by piece. A
+ * failed collective leaves the output undefined, and the group unusable. */
+
+/* data[count]: combined over the ranks, in place. */
+GRADSYNC_API int gradsync_all_reduce(gradsync_group* group, void* data, uint64_t count,
+                                     gradsync_dtype dtype, gradsync_reduce_op op,
+                                     uint32_t timeout_ms, gradsync_error* error);
+/* data[count]: the root's (an index in the group), on every rank. */
+GRADSYNC_API int gradsync_broadcast(gradsync_group* group, void* data, uint64_t count,
+                                    gradsync_dtype dtype, uint32_t root, uint32_t timeout_ms,
+                                    gradsync_error* error);
+/* output[size][count]: every rank's input[count], in the group's order. */
+GRADSYNC_API int gradsync_all_gather(gradsync_group* group, const void* input, void* output,
+                                     uint64_t count, gradsync_dtype dtype, uint32_t timeout_ms,
+                                     gradsync_error* error);
+/* Returns once every rank has called it. */
+GRADSYNC_API int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms, gradsync_error* error);
+
+/* ---- DDP: bucketed averaging of gradients while backward goes on -------------------------------- */
+
+typedef struct gradsync_ddp gradsync_ddp;
+
+#define GRADSYNC_MAX_DIMS 8
+
+typedef struct gradsync_parameter {
+  const char* name; /* "encoder.5.weight": in every message about it */
+  gradsync_dtype dtype;
+  uint32_t ndim; /* more than GRADSYNC_MAX_DIMS: the last of `shape` is the product of the rest */
+  int64_t shape[GRADSYNC_MAX_DIMS];
+  uint32_t device; /* parameters of different devices never share a bucket; 0 on the CPU */
+} gradsync_parameter;
+
+typedef struct gradsync_ddp_options {
+  size_t struct_size;
+  uint64_t bucket_bytes;       /* a bucket is closed by the parameter that reaches this; 0: 25 MiB */
+  uint64_t first_bucket_bytes; /* the same for the first bucket; 0: 1 MiB, or bucket_bytes if given */
+  uint32_t timeout_ms;         /* for each bucket and each agreement; 0: the session's */
+  uint32_t fixed_plan;         /* not 0: never replan in the order seen (gradsync_ddp_replan) */
+} gradsync_ddp_options;
+
+/* Agrees with every rank of `group` on the parameters, plans the buckets (reverse order of
+ * registration) and allocates them. Parameters that differ are GRADSYNC_MISMATCH on every rank, naming
+ * the first one that differs, both values and both ranks. The group must be used for nothing else
+ * while the ddp lives, and outlive it. Free with gradsync_ddp_destroy. */
+GRADSYNC_API int gradsync_ddp_create(gradsync_group* group, const gradsync_parameter* parameters,
+                                     uint32_t parameter_count, const gradsync_ddp_options* options,
+                                     gradsync_ddp** ddp, gradsync_error* error);
+GRADSYNC_API void gradsync_ddp_destroy(gradsync_ddp* ddp);
+
+/* Where the gradient of a parameter lies: `data` points at its elements, row-major, in shared memory.
+ * `buffer` is borrowed; retain it to keep the memory beyond a replan or the ddp. */
+typedef struct gradsync_slot {
+  void* data;
+  uint64_t count;
+  uint32_t bucket;
+  gradsync_buffer* buffer;
+} gradsync_slot;
+GRADSYNC_API int gradsync_ddp_slot(const gradsync_ddp* ddp, uint32_t parameter, gradsync_slot* slot,
+                                   gradsync_error* error);
+
+GRADSYNC_API uint32_t gradsync_ddp_bucket_count(const gradsync_ddp* ddp);
+/* The parameters of a bucket, in the order of their memory. `parameters` is borrowed until a replan. */
+typedef struct gradsync_bucket {
+  void* data;
+  uint64_t count;
+  gradsync_dtype dtype;
+  const uint32_t* parameters;
+  uint32_t parameter_count;
+} gradsync_bucket;
+GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index, gradsync_bucket* bucket,
+                                     gradsync_error* error);
+
+/* One iteration: begin, then ready for each parameter once, in any order and from any one thread at a
+ * time, then wait for each bucket. Begin also gives up an iteration of which no bucket was handed over
+ * (backward raised early). GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have
+ * finished reduction in the prior iteration before starting a new one." and the names of the
+ * parameters without a gradient, if the last iteration is unfinished. */
+GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
+
+/* The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last; does
+ * not block. `all_ready`, which may be NULL, is set to 1 with the iteration's last parameter, else to
+ * 0. GRADSYNC_FAILED_PRECONDITION outside an iteration or the second time for a parameter. */
+GRADSYNC_API int gradsync_ddp_ready(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
+                                    gradsync_error* error);
+
+/* Blocks until the bucket holds the averages over all ranks. */
+GRADSYNC_API int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error);
+
+/* Ends an iteration whose buckets have all been waited for. */
+GRADSYNC_API int gradsync_ddp_end(gradsync_ddp* ddp, gradsync_error* error);
+
+/* After the first whole iteration, once: plans anew in the order in which rank 0's gradients became
+ * ready, and moves the slots; what lies in them goes along. Every rank must call it at the same point
+ * between iterations. `replanned`, which may be NULL, is set to 1 if slots moved, else to 0. */
+GRADSYNC_API int gradsync_ddp_replan(gradsync_ddp* ddp, int* replanned, gradsync_error* error);
+
+/* The parameters of the current iteration that have not become ready: writes up to `capacity` indices
+ * and returns how many there are in all. */
+GRADSYNC_API uint32_t gradsync_ddp_unready(const gradsync_ddp* ddp, uint32_t* parameters,
+                                           uint32_t capacity);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* GRADSYNC_GRADSYNC_H_ */

@@ -1,0 +1,73 @@
+# How every target of the project is compiled, and the few functions that declare them.
+include(GNUInstallDirs)
+include(CheckCXXCompilerFlag)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
+find_program(GRADSYNC_CCACHE ccache)
+if(GRADSYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${GRADSYNC_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${GRADSYNC_CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+
+# What each of our own targets is compiled with. Third-party headers are SYSTEM, so not judged.
+add_library(gradsync_options INTERFACE)
+target_compile_options(gradsync_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align -Woverloaded-virtual
+  -Wconversion -Wno-sign-conversion -Werror
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
+target_include_directories(gradsync_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/client/include)
+if(GRADSYNC_SANITIZE)
+  add_compile_options(-fsanitize=${GRADSYNC_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -O1)
+  add_link_options(-fsanitize=${GRADSYNC_SANITIZE})
+endif()
+
+# gradsync_library(NAME SOURCES... [DEPS targets...]): an internal static library of one folder.
+function(gradsync_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC gradsync_options ${ARG_DEPS} Threads::Threads)
+endfunction()
+
+# gradsync_tests(NAME SOURCES... [DEPS targets...] [LABELS labels...] [SERIAL] [TIMEOUT s]): one
+# GoogleTest binary for a folder, each test of it known to ctest. SERIAL: real processes or clocks.
+function(gradsync_tests name)
+  if(NOT GRADSYNC_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "SERIAL" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gradsync_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  set(properties TIMEOUT 120)
+  if(ARG_TIMEOUT)
+    set(properties TIMEOUT ${ARG_TIMEOUT})
+  endif()
+  if(ARG_SERIAL)
+    list(APPEND properties RUN_SERIAL ON)
+  endif()
+  if(ARG_LABELS)
+    list(APPEND properties LABELS "${ARG_LABELS}")
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+endfunction()
+
+# gradsync_benchmark(NAME SOURCES... [DEPS targets...]): a Google Benchmark binary.
+function(gradsync_benchmark name)
+  if(NOT GRADSYNC_BENCH)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  find_package(benchmark REQUIRED)
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE gradsync_options ${ARG_DEPS} benchmark::benchmark_main)
+endfunction()

@@ -1,0 +1,49 @@
+// What carries out one operation over memory that it is shown. Implementations: cpu/.
+//
+// An engine decides nothing: it does not know jobs, sessions or order. server/job says what to run
+// and when; server/local shows it where the bytes lie.
+#ifndef GRADSYNC_SERVER_ENGINE_ENGINE_H_
+#define GRADSYNC_SERVER_ENGINE_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "shm/types.h"
+
+namespace gradsync {
+
+// One operation whose inputs are all there. Ranks are indices into `inputs` and `outputs`, in the
+// group's order. `outputs[i]` may equal `inputs[i]` (in place); other overlaps are not allowed.
+struct Task {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kFloat32;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  uint32_t root = 0;   // kBroadcast only
+  uint64_t count = 0;  // elements of each input
+  // Both have one entry per rank. Bytes: count x DTypeSize(dtype); the outputs of kAllGather are
+  // inputs.size() times that. Aligned to the element's size.
+  std::vector<const std::byte*> inputs;
+  std::vector<std::byte*> outputs;
+  // Keeps the memory mapped until the task is done, whatever becomes of its sessions.
+  std::vector<std::shared_ptr<const void>> keep_alive;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Carries out `task`. Small tasks run on the calling thread before Run returns true. Otherwise Run
+  // returns false at once, and `done` is called exactly once, on a thread of the engine, when every
+  // output is written (with release: the caller need not synchronise further). One thread calls Run.
+  virtual bool Run(std::shared_ptr<const Task> task, std::function<void()> done) = 0;
+
+  // Threads that work on large tasks.
+  virtual int threads() const = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_ENGINE_ENGINE_H_

@@ -1,0 +1,61 @@
+// What server/job asks the outside world to do. Values only: whoever drives the state machines
+// (server/local) carries them out, in order.
+#ifndef GRADSYNC_SERVER_JOB_ACTIONS_H_
+#define GRADSYNC_SERVER_JOB_ACTIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+
+#include "absl/container/inlined_vector.h"
+#include "server/engine/engine.h"
+#include "shm/status.h"
+
+namespace gradsync {
+
+using SessionId = uint64_t;  // never used again
+using GroupId = uint64_t;    // daemon-wide, never used again
+
+// Run `task`; then call JobTable::Finished(group, sequence).
+struct StartTask {
+  GroupId group = 0;
+  uint64_t sequence = 0;
+  std::shared_ptr<const Task> task;
+};
+
+// Tell the session that the operations of its group `number` below `completed` are complete.
+struct CompleteOperations {
+  SessionId session = 0;
+  uint32_t number = 0;
+  uint64_t completed = 0;
+};
+
+// Tell the session that its group `number` has failed for good, and why.
+struct FailGroup {
+  SessionId session = 0;
+  uint32_t number = 0;
+  Status status;
+};
+
+// Answer a CreateGroup request: `number` if `status` is OK.
+struct ReplyCreateGroup {
+  SessionId session = 0;
+  uint32_t request_id = 0;
+  uint32_t number = 0;
+  Status status;
+};
+
+// The session broke the rules, or its job cannot go on: send it `status` and close it. The session
+// has left already; do not call JobTable::Leave for it.
+struct CloseSession {
+  SessionId session = 0;
+  Status status;
+};
+
+using Action =
+    std::variant<StartTask, CompleteOperations, FailGroup, ReplyCreateGroup, CloseSession>;
+using Actions = absl::InlinedVector<Action, 4>;
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_JOB_ACTIONS_H_

@@ -1,0 +1,51 @@
+// What the ranks of a group submit, as the scheduler sees it: already copied and checked by
+// server/local, so that every field is in range and every pointer is good.
+#ifndef GRADSYNC_SERVER_JOB_OPERATION_H_
+#define GRADSYNC_SERVER_JOB_OPERATION_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "shm/types.h"
+
+namespace gradsync {
+
+// Time is passed in: nothing in server/job reads a clock.
+using Time = std::chrono::steady_clock::time_point;
+using Duration = std::chrono::steady_clock::duration;
+
+// The part of an operation that must be the same on every rank.
+struct Operation {
+  uint64_t sequence = 0;
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kFloat32;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  uint32_t root = 0;
+  uint32_t bucket = 0;
+  uint64_t count = 0;
+};
+
+// The part that each rank has for itself.
+struct MemberBuffers {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::shared_ptr<const void> keep_alive;  // the mapping(s) behind both
+  Duration timeout = Duration::zero();
+};
+
+// What a bucket of a registered plan holds, for texts and inspection.
+struct BucketDescription {
+  uint32_t bucket = 0;
+  uint32_t bucket_count = 0;
+  uint32_t parameter_count = 0;
+  uint64_t count = 0;
+  DType dtype = DType::kFloat32;
+  std::string parameters;
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_JOB_OPERATION_H_

@@ -1,0 +1,63 @@
+// Frames over a SOCK_SEQPACKET Unix socket, with file descriptors riding along (SCM_RIGHTS).
+//
+// One frame is one packet. Every descriptor is close-on-exec and every call here has a deadline or
+// does not block.
+#ifndef GRADSYNC_SHM_FRAME_SOCKET_H_
+#define GRADSYNC_SHM_FRAME_SOCKET_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shm/status.h"
+#include "shm/unique_fd.h"
+
+namespace gradsync {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+inline constexpr size_t kMaxFrameBytes = 16 * 1024;
+inline constexpr size_t kMaxFrameFds = 4;
+
+struct Frame {
+  std::vector<std::byte> bytes;
+  std::vector<UniqueFd> fds;
+};
+
+// Binds and listens at `path` with file mode `mode`. A socket file with nobody listening behind it
+// (a daemon that was killed) is replaced; a live one is kAlreadyExists; any other file is an error.
+Result<UniqueFd> ListenAt(const std::string& path, mode_t mode);
+
+// Connects to `path`. kDaemonLost if nobody listens there (no file, or a stale one),
+// kPermissionDenied if the file's mode forbids it. Never blocks for long: a full backlog is
+// kDaemonLost too.
+Result<UniqueFd> ConnectTo(const std::string& path);
+
+// Sends one frame whole. `fds` are borrowed. kDaemonLost when the peer has hung up or does not read
+// until the deadline.
+Status SendFrame(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
+                 Deadline deadline);
+
+// Receives one frame. Hang-up is kDaemonLost with text "the peer hung up"; a frame that was cut short
+// (too long, or with too many descriptors) is kProtocol; nothing until the deadline is
+// kDeadlineExceeded. A deadline in the past makes it a poll.
+Result<Frame> ReceiveFrame(int socket, Deadline deadline);
+
+// Whether the peer has closed its end. Reads nothing.
+bool HasHungUp(int socket);
+
+// Who is at the other end, by the kernel's word (SO_PEERCRED).
+Result<uid_t> PeerUid(int socket);
+
+// A descriptor that polls readable when the connected process ends (SO_PEERPIDFD, Linux 6.5), or an
+// invalid one where the kernel has none. It tells of a trainer's death even when a forked child
+// still holds the trainer's socket open.
+UniqueFd PeerPidFd(int socket);
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SHM_FRAME_SOCKET_H_
