@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -26,16 +25,16 @@ Result<sockaddr_un> AddressOf(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return Unexpected(Code::kInvalidArgument,
-                      "socket path '" + path + "' must have 1 to " +
-                          std::to_string(sizeof(address.sun_path) - 1) + " characters");
+    return Unexpected(Code::kInvalidArgument, "socket path '" + path + "' must have 1 to " +
+                                                  std::to_string(sizeof(address.sun_path) - 1) +
+                                                  " characters");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
 
-Result<UniqueFd> NewSocket() {
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Result<UniqueFd> NewSocket(int type) {
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) {
     return Unexpected(ErrnoStatus(Code::kInternal, errno, "cannot create a Unix socket"));
   }
@@ -43,8 +42,8 @@ Result<UniqueFd> NewSocket() {
 }
 
 int RemainingMs(Deadline deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      deadline - std::chrono::steady_clock::now());
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
 }
 
@@ -86,38 +85,38 @@ constexpr size_t kControlBytes = CMSG_SPACE(kMaxFrameFds * sizeof(int));
 
 }  // namespace
 
-Result<UniqueFd> ListenAt(const std::string& path, mode_t mode) {
+Result<UniqueFd> ListenAt(const std::string& path, mode_t mode, int type) {
   auto address = AddressOf(path);
   if (!address) return Unexpected(address.error());
   struct stat info {};
   if (lstat(path.c_str(), &info) == 0) {
     if (!S_ISSOCK(info.st_mode)) {
-      return Unexpected(Code::kAlreadyExists,
-                        "'" + path + "' exists and is not a socket; remove it or choose another path");
+      return Unexpected(
+          Code::kAlreadyExists,
+          "'" + path + "' exists and is not a socket; remove it or choose another path");
     }
-    auto live = ConnectTo(path);
+    auto live = ConnectTo(path, type);
     if (live || live.error().code() != Code::kDaemonLost) {
-      return Unexpected(Code::kAlreadyExists,
-                        "another process already listens at '" + path + "'");
+      return Unexpected(Code::kAlreadyExists, "another process already listens at '" + path + "'");
     }
     unlink(path.c_str());
   }
-  auto fd = NewSocket();
+  auto fd = NewSocket(type);
   if (!fd) return fd;
   // The mode is set before anybody can connect: a socket that does not listen yet refuses.
   if (bind(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 ||
       chmod(path.c_str(), mode) != 0 || listen(fd->get(), kBacklog) != 0) {
     const int error = errno;
-    return Unexpected(ErrnoStatus(error == EACCES ? Code::kPermissionDenied : Code::kInternal, error,
-                                  "cannot listen at '" + path + "'"));
+    return Unexpected(ErrnoStatus(error == EACCES ? Code::kPermissionDenied : Code::kInternal,
+                                  error, "cannot listen at '" + path + "'"));
   }
   return fd;
 }
 
-Result<UniqueFd> ConnectTo(const std::string& path) {
+Result<UniqueFd> ConnectTo(const std::string& path, int type) {
   auto address = AddressOf(path);
   if (!address) return Unexpected(address.error());
-  auto fd = NewSocket();
+  auto fd = NewSocket(type);
   if (!fd) return fd;
   int result = 0;
   do {
@@ -125,9 +124,10 @@ Result<UniqueFd> ConnectTo(const std::string& path) {
   } while (result != 0 && errno == EINTR);
   if (result == 0) return fd;
   const int error = errno;
-  const bool forbidden = error == EACCES || error == EPERM;
-  return Unexpected(ErrnoStatus(forbidden ? Code::kPermissionDenied : Code::kDaemonLost, error,
-                                "cannot connect to gradsyncd at '" + path + "'"));
+  Code code = Code::kDaemonLost;
+  if (error == EACCES || error == EPERM) code = Code::kPermissionDenied;
+  if (error == EPROTOTYPE) code = Code::kProtocol;
+  return Unexpected(ErrnoStatus(code, error, "cannot connect to gradsyncd at '" + path + "'"));
 }
 
 Status SendFrame(int socket, std::span<const std::byte> bytes, std::span<const int> fds,

@@ -5,6 +5,7 @@
 #ifndef GRADSYNC_SHM_FRAME_SOCKET_H_
 #define GRADSYNC_SHM_FRAME_SOCKET_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -30,20 +31,21 @@ struct Frame {
 
 // Binds and listens at `path` with file mode `mode`. A socket file with nobody listening behind it
 // (a daemon that was killed) is replaced; a live one is kAlreadyExists; any other file is an error.
-Result<UniqueFd> ListenAt(const std::string& path, mode_t mode);
+// `type` is SOCK_STREAM for what speaks another protocol than frames.
+Result<UniqueFd> ListenAt(const std::string& path, mode_t mode, int type = SOCK_SEQPACKET);
 
 // Connects to `path`. kDaemonLost if nobody listens there (no file, or a stale one),
-// kPermissionDenied if the file's mode forbids it. Never blocks for long: a full backlog is
-// kDaemonLost too.
-Result<UniqueFd> ConnectTo(const std::string& path);
+// kPermissionDenied if the file's mode forbids it, kProtocol if what listens there is not of
+// `type`. Never blocks for long: a full backlog is kDaemonLost too.
+Result<UniqueFd> ConnectTo(const std::string& path, int type = SOCK_SEQPACKET);
 
 // Sends one frame whole. `fds` are borrowed. kDaemonLost when the peer has hung up or does not read
 // until the deadline.
 Status SendFrame(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                  Deadline deadline);
 
-// Receives one frame. Hang-up is kDaemonLost with text "the peer hung up"; a frame that was cut short
-// (too long, or with too many descriptors) is kProtocol; nothing until the deadline is
+// Receives one frame. Hang-up is kDaemonLost with text "the peer hung up"; a frame that was cut
+// short (too long, or with too many descriptors) is kProtocol; nothing until the deadline is
 // kDeadlineExceeded. A deadline in the past makes it a poll.
 Result<Frame> ReceiveFrame(int socket, Deadline deadline);
 
