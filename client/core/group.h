@@ -34,7 +34,8 @@ struct BucketInfo {
 };
 
 // Thread-safe. Calls that submit keep the order in which they are made, which must be the same on
-// every rank. The implementation is client/core/daemon_group.h; tests of client/ddp bring their own.
+// every rank. The implementation is client/core/daemon_group.h; tests of client/ddp bring their
+// own.
 class Group {
  public:
   virtual ~Group() = default;
@@ -59,17 +60,22 @@ class Group {
   // For each bucket of a plan, in index order, before the first SubmitBucket of that plan.
   virtual Status DescribeBucket(const BucketInfo& info) = 0;
 
-  // Takes the next `count` numbers of the group's order, for operations to be submitted in any order.
-  // Every one of them must be submitted, or the group stands still until its deadline.
+  // Takes the next `count` numbers of the group's order, for operations to be submitted in any
+  // order. Every one of them must be submitted, or the group stands still until its deadline.
   virtual uint64_t ReserveSequences(uint32_t count) = 0;
 
-  // Hands over `info.count` elements at `offset` bytes of `buffer` (made by Allocate of this group),
-  // to be reduced in place as operation `sequence`. Does not wait for the result.
+  // Hands over `info.count` elements at `offset` bytes of `buffer` (made by Allocate of this
+  // group), to be reduced in place as operation `sequence`. Does not wait for the result.
   virtual Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
                               uint64_t offset, ReduceOp op, Timeout timeout) = 0;
 
   // Waits until a submitted operation is complete.
   virtual Status Wait(uint64_t sequence, Timeout timeout) = 0;
+
+  // Fails the group with `why`, on every rank and at once: for a rank that will not keep its side of
+  // what the others wait for, and knows the reason. Does nothing if the group has failed already or
+  // the daemon is gone; does not wait for the other ranks.
+  virtual void Abort(const Status& why) = 0;
 };
 
 }  // namespace gradsync

@@ -229,11 +229,13 @@ typedef struct gradsync_bucket {
 GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index, gradsync_bucket* bucket,
                                      gradsync_error* error);
 
-/* One iteration: begin, then ready for each parameter once, in any order and from any one thread at a
- * time, then wait for each bucket. Begin also gives up an iteration of which no bucket was handed over
- * (backward raised early). GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have
- * finished reduction in the prior iteration before starting a new one." and the names of the
- * parameters without a gradient, if the last iteration is unfinished. */
+/* One iteration: begin, then ready for each parameter once, in any order, then wait for each bucket.
+ * The calls on one ddp must not overlap, but each may come from another thread. Begin also gives up an
+ * iteration in which nothing became ready (a forward without a backward).
+ * GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have finished reduction in the
+ * prior iteration before starting a new one." and the names of the parameters without a gradient, if
+ * the last iteration is unfinished: that is final, and fails the group on every rank with those words,
+ * because this rank's buckets will never come. */
 GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
 
 /* The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last; does

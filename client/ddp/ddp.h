@@ -1,0 +1,152 @@
+// The core of a DDP wrapper: buckets of gradients, averaged over the ranks of a group while
+// backward goes on. Knows no framework and no transport. gradsync/gradsync.h's gradsync_ddp_* are
+// these calls.
+//
+// One iteration:
+//
+//   Begin()                      at the end of forward
+//   Ready(p) for each parameter  once each, in any order, as backward makes the gradients
+//   Wait(b) for each bucket      then bucket b holds the averages
+//   End()
+//
+// Between iterations gradients may be accumulated in the slots freely (no_sync): that takes no
+// call.
+//
+// The calls on one Ddp must not overlap, but each may come from another thread: Ready from the
+// threads of autograd one at a time, Wait and End from the one that finishes backward. Ready
+// neither locks, allocates nor searches.
+//
+// A failure of the group, or an iteration that can never finish, is final: every later call returns
+// it. The other ranks then fail too; a new group and a new Ddp are the way on.
+#ifndef GRADSYNC_CLIENT_DDP_DDP_H_
+#define GRADSYNC_CLIENT_DDP_DDP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/core/group.h"
+#include "client/ddp/bucket_plan.h"
+#include "client/ddp/parameter.h"
+#include "client/ddp/readiness.h"
+#include "shm/status.h"
+
+namespace gradsync {
+
+struct DdpOptions {
+  uint64_t bucket_bytes = 0;  // a bucket is closed by the parameter that reaches this; 0: 25 MiB
+  uint64_t first_bucket_bytes = 0;  // for the first bucket; 0: 1 MiB, or bucket_bytes if given
+  Timeout timeout{0};               // for each bucket and each agreement; zero: the session's
+  bool fixed_plan = false;          // never replan
+};
+
+// Where the gradient of a parameter lies, row-major, inside Ddp::buffer().
+struct Slot {
+  std::byte* data = nullptr;
+  uint64_t count = 0;
+  uint32_t bucket = 0;
+};
+
+// A bucket's memory, and its parameters in the order in which they lie there. Valid until a replan.
+struct Bucket {
+  std::byte* data = nullptr;
+  uint64_t count = 0;
+  DType dtype = DType::kFloat32;
+  std::span<const uint32_t> parameters;
+};
+
+class Ddp {
+ public:
+  // Agrees with every rank of the group on the parameters and the options, plans the buckets
+  // (reverse order of registration) and allocates them, zeroed. What one rank cannot do (a
+  // difference is kMismatch, a shortage kOutOfMemory) fails on every rank with the same sentence.
+  // The group must be used for nothing else while an iteration is under way.
+  static Result<std::unique_ptr<Ddp>> Create(std::shared_ptr<Group> group,
+                                             std::vector<ParameterSpec> parameters,
+                                             const DdpOptions& options);
+
+  Ddp(const Ddp&) = delete;
+  Ddp& operator=(const Ddp&) = delete;
+
+  uint32_t parameter_count() const { return static_cast<uint32_t>(parameters_.size()); }
+  uint32_t bucket_count() const { return static_cast<uint32_t>(plan_.buckets.size()); }
+
+  // kInvalidArgument for an index out of range.
+  Result<Slot> GetSlot(uint32_t parameter) const;
+  Result<Bucket> GetBucket(uint32_t index) const;
+
+  // The memory in which all slots lie. Another one after a replan; who still needs the old slots
+  // keeps the old buffer.
+  const std::shared_ptr<SharedBuffer>& buffer() const { return buffer_; }
+
+  // Begins an iteration, giving up one in which nothing became ready (a forward without a
+  // backward). kFailedPrecondition, with PyTorch's "Expected to have finished reduction in the
+  // prior iteration before starting a new one." and the parameters without a gradient, if the last
+  // one is unfinished. As this rank's buckets will never come, the group is then failed with that
+  // sentence, so that the other ranks learn at once what they are waiting for.
+  Status Begin();
+
+  // The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last;
+  // does not block. True with the iteration's last parameter. kFailedPrecondition outside an
+  // iteration, or the second time for a parameter.
+  Result<bool> Ready(uint32_t parameter);
+
+  // Blocks until the bucket holds the averages. kFailedPrecondition if it has not been handed over.
+  Status Wait(uint32_t bucket);
+
+  // Ends an iteration whose buckets have all been waited for.
+  Status End();
+
+  // After the first whole iteration, once, unless the plan is fixed: plans anew in the order in
+  // which rank 0's gradients became ready, and moves what lies in the slots along. True if slots
+  // moved. Every rank must call it at the same point between iterations. Refuses an unfinished
+  // iteration as Begin.
+  Result<bool> Replan();
+
+  // The parameters of the current iteration that have not become ready, in order of index.
+  std::vector<uint32_t> Unready() const;
+
+ private:
+  enum class Phase { kIdle, kIterating };
+
+  Ddp(std::shared_ptr<Group> group, std::vector<ParameterSpec> parameters,
+      const DdpOptions& options);
+
+  // Makes the plan's memory and describes its buckets to the group.
+  Result<std::shared_ptr<SharedBuffer>> Prepare(const BucketPlan& plan);
+  void Adopt(BucketPlan plan, std::shared_ptr<SharedBuffer> buffer);
+  void MoveGradients(const BucketPlan& plan, std::byte* target) const;
+
+  Status Submit(uint32_t bucket);
+  Status CheckFinished();
+  Status UnfinishedError() const;
+  Status DoubleReadyError(uint32_t parameter) const;
+  Status BucketNotReadyError(uint32_t bucket) const;
+
+  std::shared_ptr<Group> group_;
+  std::vector<ParameterSpec> parameters_;
+  std::vector<uint64_t> caps_;
+  Timeout timeout_;
+
+  BucketPlan plan_;
+  std::vector<BucketInfo> infos_;  // by bucket: as the group wants them, made once
+  std::shared_ptr<SharedBuffer> buffer_;
+
+  Phase phase_ = Phase::kIdle;
+  Readiness readiness_;
+  uint64_t base_sequence_ =
+      0;  // of the iteration's bucket 0; meaningful once a bucket is handed over
+  uint32_t submitted_ = 0;
+  std::vector<uint8_t> waited_;  // by bucket
+  uint32_t waited_count_ = 0;
+
+  bool may_replan_;
+  std::vector<uint32_t> first_order_;  // of the first whole iteration; empty before and after use
+  Status failure_;                     // final
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_CLIENT_DDP_DDP_H_
