@@ -52,8 +52,8 @@ void CompletionWriter::Fail(const Status& status) {
 }
 
 void CompletionWriter::Announce() {
-  // Sequentially consistent with the waiter's increment of `waiters` and its read of `epoch`: either
-  // it sees the new epoch and does not sleep, or we see that it is about to.
+  // Sequentially consistent with the waiter's increment of `waiters` and its read of `epoch`:
+  // either it sees the new epoch and does not sleep, or we see that it is about to.
   words_->epoch.store(++epoch_, std::memory_order_seq_cst);
   if (words_->waiters.load(std::memory_order_seq_cst) != 0) FutexWakeAll(words_->epoch);
 }
@@ -67,7 +67,8 @@ Status CompletionReader::Failure() const {
   if (state == static_cast<uint32_t>(GroupState::kActive)) return OkStatus();
   const size_t bytes = std::min<size_t>(words_->text_bytes, kErrorTextBytes);
   const int32_t code = words_->code;
-  const bool known = code > static_cast<int>(Code::kOk) && code <= static_cast<int>(Code::kInternal);
+  const bool known =
+      code > static_cast<int>(Code::kOk) && code <= static_cast<int>(Code::kInternal);
   return {known ? static_cast<Code>(code) : Code::kProtocol,
           std::string(words_->text.data(), bytes)};
 }
@@ -87,7 +88,7 @@ Status CompletionReader::Wait(uint64_t sequence, Deadline deadline, std::chrono:
     words_->waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t epoch = words_->epoch.load(std::memory_order_seq_cst);
     const bool complete = IsComplete(sequence);
-    const Status failure = complete ? OkStatus() : Failure();
+    Status failure = complete ? OkStatus() : Failure();
     if (!complete && failure.ok()) {
       const auto left = deadline - std::chrono::steady_clock::now();
       FutexWait(words_->epoch, epoch, std::min<std::chrono::nanoseconds>(left, kLivenessInterval));
@@ -96,7 +97,7 @@ Status CompletionReader::Wait(uint64_t sequence, Deadline deadline, std::chrono:
     // Complete wins over failed: an operation that finished before the failure did finish.
     if (complete || IsComplete(sequence)) return OkStatus();
     if (!failure.ok()) return failure;
-    if (const Status late = Failure(); !late.ok()) return late;
+    if (Status late = Failure(); !late.ok()) return late;
     GRADSYNC_RETURN_IF_ERROR(check_alive());
     if (std::chrono::steady_clock::now() >= deadline) {
       return {Code::kDeadlineExceeded, "the daemon did not answer in time"};

@@ -1,5 +1,5 @@
-// The answers of the daemon for one group: written by CompletionWriter (the daemon), awaited through
-// CompletionReader (the trainer).
+// The answers of the daemon for one group: written by CompletionWriter (the daemon), awaited
+// through CompletionReader (the trainer).
 #ifndef GRADSYNC_SHM_COMPLETION_H_
 #define GRADSYNC_SHM_COMPLETION_H_
 
@@ -48,8 +48,8 @@ class CompletionReader {
   Status Failure() const;
 
   // Waits until operation `sequence` is complete (OK) or the group has failed (why). Every
-  // kLivenessInterval it asks `check_alive`, and returns what that says if not OK: a daemon that was
-  // killed wakes nobody. kDeadlineExceeded after `deadline`. Spins for up to `spin` first.
+  // kLivenessInterval it asks `check_alive`, and returns what that says if not OK: a daemon that
+  // was killed wakes nobody. kDeadlineExceeded after `deadline`. Spins for up to `spin` first.
   Status Wait(uint64_t sequence, Deadline deadline, std::chrono::nanoseconds spin,
               const std::function<Status()>& check_alive) const;
 

@@ -13,10 +13,11 @@ namespace {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// Not FUTEX_PRIVATE_FLAG: the word lies in memory that two processes share.
-long Futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
+// Not FUTEX_PRIVATE_FLAG: the word lies in memory that two processes share. The result is of no
+// use: callers look at the word again whatever woke them.
+void Futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
            const timespec* timeout) {
-  return syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);
+  syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);
 }
 
 }  // namespace
@@ -31,8 +32,6 @@ void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
   Futex(word, FUTEX_WAIT, expected, &relative);
 }
 
-void FutexWakeAll(const std::atomic<uint32_t>& word) {
-  Futex(word, FUTEX_WAKE, INT_MAX, nullptr);
-}
+void FutexWakeAll(const std::atomic<uint32_t>& word) { Futex(word, FUTEX_WAKE, INT_MAX, nullptr); }
 
 }  // namespace gradsync

@@ -1,12 +1,13 @@
 // The control protocol between a trainer and its daemon: frames over a SOCK_SEQPACKET Unix socket.
 //
 // A session is one connection of one rank of one job. The trainer asks, the daemon answers each
-// request once, in order, with the request's reply type or with ErrorReply; the daemon sends nothing
-// unasked but a last ErrorReply (request_id 0) before it closes a session.
+// request once, in order, with the request's reply type or with ErrorReply; the daemon sends
+// nothing unasked but a last ErrorReply (request_id 0) before it closes a session.
 //
-// Every message is a plain struct: a FrameHeader first, then fixed fields; strings are NUL-terminated
-// within fixed arrays. The header's first three fields stay where they are in every version, so that
-// versions can tell each other apart. Fields are native-endian: both ends are on one machine.
+// Every message is a plain struct: a FrameHeader first, then fixed fields; strings are
+// NUL-terminated within fixed arrays. The header's first three fields stay where they are in every
+// version, so that versions can tell each other apart. Fields are native-endian: both ends are on
+// one machine.
 //
 //   trainer                          daemon
 //   Hello                         -> Welcome          + control segment, doorbell eventfd

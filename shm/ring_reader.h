@@ -32,9 +32,8 @@ class RingReader {
 
   // Announces that the daemon is about to sleep. False: an entry came in meanwhile, do not sleep.
   bool PrepareToSleep() {
-    ring_->daemon_asleep.store(1, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    return ring_->head.load(std::memory_order_relaxed) == tail_;
+    ring_->daemon_asleep.store(1, std::memory_order_seq_cst);
+    return ring_->head.load(std::memory_order_seq_cst) == tail_;
   }
 
   void WakeUp() { ring_->daemon_asleep.store(0, std::memory_order_relaxed); }

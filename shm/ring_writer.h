@@ -20,17 +20,17 @@ class RingWriter {
     if (head_ - ring_->tail.load(std::memory_order_acquire) >= kRingEntries) return false;
     ring_->entries[head_ % kRingEntries] = submission;
     ++head_;
-    ring_->head.store(head_, std::memory_order_release);
+    // Sequentially consistent, as are the load below and both accesses in
+    // RingReader::PrepareToSleep: of "head is new" here and "asleep is 1" there, at least one side
+    // sees the other's.
+    ring_->head.store(head_, std::memory_order_seq_cst);
     return true;
   }
 
   // After a push: whether the daemon sleeps, so that the caller must ring the eventfd. At most one
   // caller is told so per sleep.
   bool MustWakeDaemon() {
-    // Pairs with the fence in RingReader::PrepareToSleep: of "head is new" here and "asleep is 1"
-    // there, at least one side sees the other's.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    return ring_->daemon_asleep.load(std::memory_order_relaxed) != 0 &&
+    return ring_->daemon_asleep.load(std::memory_order_seq_cst) != 0 &&
            ring_->daemon_asleep.exchange(0, std::memory_order_seq_cst) != 0;
   }
 

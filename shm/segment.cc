@@ -34,9 +34,9 @@ Result<UniqueFd> CreateSealedMemfd(const std::string& name, size_t size) {
     return Unexpected(ErrnoStatus(Code::kOutOfMemory, errno, "cannot create segment " + name));
   }
   if (size == 0 || ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
-    return Unexpected(ErrnoStatus(Code::kOutOfMemory, size == 0 ? EINVAL : errno,
-                                  "cannot size segment " + name + " to " + std::to_string(size) +
-                                      " bytes"));
+    return Unexpected(
+        ErrnoStatus(Code::kOutOfMemory, size == 0 ? EINVAL : errno,
+                    "cannot size segment " + name + " to " + std::to_string(size) + " bytes"));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return Unexpected(ErrnoStatus(Code::kInternal, errno, "cannot seal segment " + name));
@@ -73,8 +73,9 @@ Mapping::~Mapping() {
 Result<Mapping> Mapping::Map(int fd, size_t size) {
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) {
-    return Unexpected(ErrnoStatus(Code::kOutOfMemory, errno,
-                                  "cannot map " + std::to_string(size) + " bytes of shared memory"));
+    return Unexpected(
+        ErrnoStatus(Code::kOutOfMemory, errno,
+                    "cannot map " + std::to_string(size) + " bytes of shared memory"));
   }
   Mapping mapping;
   mapping.data_ = static_cast<std::byte*>(address);

@@ -1,9 +1,9 @@
 // The control segment of a session, as bytes: plain data only. Behaviour is in ring_writer.h and
 // ring_reader.h (the submission ring) and completion.h (the answers).
 //
-// One per session, allocated and sealed by the daemon, mapped by the daemon and one trainer. Nothing
-// in it is a pointer, a pid or a thread id. Each word has one writer, named beside it; the other side
-// trusts nothing it reads here before it has copied and checked it.
+// One per session, allocated and sealed by the daemon, mapped by the daemon and one trainer.
+// Nothing in it is a pointer, a pid or a thread id. Each word has one writer, named beside it; the
+// other side trusts nothing it reads here before it has copied and checked it.
 #ifndef GRADSYNC_SHM_SESSION_LAYOUT_H_
 #define GRADSYNC_SHM_SESSION_LAYOUT_H_
 
@@ -51,7 +51,7 @@ static_assert(std::is_trivially_copyable_v<Submission> && std::is_standard_layou
 
 // Single producer (the trainer), single consumer (the daemon).
 struct RingLayout {
-  // Entries ever written; the trainer stores it with release after it has written the entry.
+  // Entries ever written; the trainer stores it after it has written the entry.
   alignas(kCacheLine) std::atomic<uint64_t> head;
   // Entries ever consumed; the daemon stores it with release after it has copied the entry.
   alignas(kCacheLine) std::atomic<uint64_t> tail;

@@ -1,5 +1,5 @@
-// What an operation is made of: kinds, element types, reductions. The values cross the local boundary
-// and the C ABI (gradsync/gradsync.h): append only.
+// What an operation is made of: kinds, element types, reductions. The values cross the local
+// boundary and the C ABI (gradsync/gradsync.h): append only.
 #ifndef GRADSYNC_SHM_TYPES_H_
 #define GRADSYNC_SHM_TYPES_H_
 
