@@ -15,6 +15,7 @@
 //   FreeSegment                   -> Done
 //   CreateGroup                   -> GroupCreated     when every rank of the group has asked
 //   DestroyGroup                  -> Done
+//   AbortGroup                    -> Done
 //   DescribeBucket                -> Done
 //   Goodbye                       -> Done             then both close
 #ifndef GRADSYNC_SHM_PROTOCOL_H_
@@ -57,6 +58,7 @@ enum class FrameType : uint16_t {
   kGoodbye = 10,
   kDone = 11,
   kError = 12,
+  kAbortGroup = 13,
 };
 
 struct FrameHeader {
@@ -146,6 +148,16 @@ struct DestroyGroup {
   FrameHeader header;
   uint32_t group;
   uint32_t reserved;
+};
+
+// The rank will not keep its side of what the group waits for: the group fails on every rank, with
+// this text and code.
+struct AbortGroup {
+  static constexpr FrameType kType = FrameType::kAbortGroup;
+  FrameHeader header;
+  uint32_t group;
+  int32_t code;  // Code, not kOk
+  Text<1024> text;
 };
 
 // What a bucket holds, for inspection and for error texts. Sent for each bucket of a plan, in index
