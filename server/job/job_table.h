@@ -53,13 +53,13 @@ class JobTable {
 
   // A session claims a rank. Errors: kInvalidArgument (rank not below world size, empty name),
   // kUnsupported (ranks on other nodes), kAlreadyExists (the rank is taken: the newcomer alone is
-  // refused), kMismatch (another world size than the ranks before it: `actions` then ends the job for
-  // them too, unless all of its ranks had joined), kShuttingDown.
+  // refused), kMismatch (another world size than the ranks before it: `actions` then ends the job
+  // for them too, unless all of its ranks had joined), kShuttingDown.
   Status Join(SessionId session, const JoinRequest& request, Time now, Actions* actions);
 
-  // A session asks for a group; it is answered (ReplyCreateGroup) when every rank of it has asked, or
-  // at the deadline of the first that asked, naming who is missing. Different ranks, order, or a tag
-  // that the session already has: kMismatch / kInvalidArgument for all who asked.
+  // A session asks for a group; it is answered (ReplyCreateGroup) when every rank of it has asked,
+  // or at the deadline of the first that asked, naming who is missing. Different ranks, order, or a
+  // tag that the session already has: kMismatch / kInvalidArgument for all who asked.
   Actions CreateGroup(SessionId session, const GroupRequest& request, Time now);
 
   // The session is done with its group `number`; the group ends when the last member says so. What
@@ -76,11 +76,11 @@ class JobTable {
   };
   std::optional<Membership> FindGroup(SessionId session, uint32_t number) const;
 
-  // One validated operation. A sequence number that was submitted already, or lies kSequenceWindow or
-  // more beyond the completed ones, closes the session (kProtocol).
+  // One validated operation. A sequence number that was submitted already, or lies kSequenceWindow
+  // or more beyond the completed ones, closes the session (kProtocol).
   Actions Submit(SessionId session, uint32_t number, const Operation& operation,
                  MemberBuffers buffers, Time now);
-  static constexpr uint64_t kSequenceWindow = 65536;
+  static constexpr uint64_t kSequenceWindow = gradsync::kSequenceWindow;
 
   // The engine has finished a StartTask. Also for groups that have failed meanwhile.
   Actions Finished(GroupId group, uint64_t sequence, Time now);

@@ -36,6 +36,9 @@ struct MemberBuffers {
   Duration timeout = Duration::zero();
 };
 
+// How far a rank may submit ahead of what its group has completed; also the most buckets of a plan.
+inline constexpr uint64_t kSequenceWindow = 65536;
+
 // What a bucket of a registered plan holds, for texts and inspection.
 struct BucketDescription {
   uint32_t bucket = 0;

@@ -47,10 +47,10 @@ struct GroupSnapshot {
   uint64_t bytes = 0;      // reduced, gathered or broadcast, per rank
   Timing last;
   std::string failure;  // empty while it works
-  // The operation that the group waits for, if any rank has submitted it.
+  // The operation that the group waits for, if any rank has submitted it or a later one.
   std::optional<std::string> waiting_operation;
   std::vector<uint32_t> missing_ranks;
-  std::chrono::nanoseconds waiting{};
+  std::chrono::nanoseconds waiting{};  // since the first submission
   std::vector<BucketSnapshot> buckets;
 };
 

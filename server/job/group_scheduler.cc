@@ -1,0 +1,362 @@
+#include "server/job/group_scheduler.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/job/describe.h"
+
+namespace gradsync {
+namespace {
+
+// A text that listed what each of many ranks did would bury the rest.
+constexpr size_t kMaxRanksInDetail = 6;
+
+std::shared_ptr<Task> MakeTask(const Operation& operation, size_t members) {
+  auto task = std::make_shared<Task>();
+  task->kind = operation.kind;
+  task->dtype = operation.dtype;
+  task->reduce_op = operation.reduce_op;
+  task->root = operation.root;
+  task->count = operation.count;
+  task->inputs.resize(members);
+  task->outputs.resize(members);
+  task->keep_alive.resize(members);
+  return task;
+}
+
+}  // namespace
+
+GroupScheduler::GroupScheduler(const std::string& job, const std::string& tag,
+                               std::vector<uint32_t> ranks)
+    : tag_(tag),
+      where_(absl::StrCat("job ", job, ", group ", tag)),
+      ranks_(std::move(ranks)),
+      plan_(ranks_) {
+  members_.reserve(ranks_.size());
+  for (const uint32_t rank : ranks_) members_.push_back({.rank = rank});
+}
+
+Decision GroupScheduler::Submit(uint32_t member, const Operation& operation, MemberBuffers buffers,
+                                Time now) {
+  Decision decision;
+  if (!failure_.ok()) return decision;
+  decision.rejected = CheckSequence(member, operation);
+  if (!decision.rejected.ok()) return decision;
+  members_[member].has_submitted = true;
+  members_[member].last = operation;
+  members_[member].last_time = now;
+
+  Pending& pending = pending_[operation.sequence];
+  if (pending.arrived_count > 0 && !SameOperation(pending.operation, operation)) {
+    Fail(MismatchStatus(pending, member, operation), &decision);
+    return decision;
+  }
+  Arrive(&pending, member, operation, std::move(buffers), now);
+  if (unreachable_ && operation.sequence >= *unreachable_) {
+    Fail(UnreachableStatus(pending), &decision);
+    return decision;
+  }
+  AdvanceReady();
+  StartIfReady(now, &decision);
+  return decision;
+}
+
+Status GroupScheduler::CheckSequence(uint32_t member, const Operation& operation) const {
+  const uint64_t sequence = operation.sequence;
+  const Pending* pending = Find(sequence);
+  if (sequence < ready_ || (pending != nullptr && pending->arrived[member])) {
+    return {Code::kProtocol, absl::StrCat(where_, ": rank ", ranks_[member],
+                                          " submitted operation ", sequence, " twice")};
+  }
+  if (sequence - completed_ >= kSequenceWindow) {
+    return {Code::kProtocol,
+            absl::StrCat(where_, ": rank ", ranks_[member], " submitted operation ", sequence,
+                         " when operations below ", completed_, " were complete; ", kSequenceWindow,
+                         " at most may be under way")};
+  }
+  return OkStatus();
+}
+
+void GroupScheduler::Arrive(Pending* pending, uint32_t member, const Operation& operation,
+                            MemberBuffers buffers, Time now) {
+  if (pending->arrived_count == 0) {
+    pending->operation = operation;
+    pending->task = MakeTask(operation, members_.size());
+    pending->first_member = member;
+    pending->first = now;
+    pending->timeout = buffers.timeout;
+    expiries_.emplace(now + buffers.timeout, operation.sequence);
+  }
+  pending->task->inputs[member] = buffers.input;
+  pending->task->outputs[member] = buffers.output;
+  pending->task->keep_alive[member] = std::move(buffers.keep_alive);
+  pending->arrived.set(member);
+  ++pending->arrived_count;
+  pending->last_member = member;
+  pending->last = now;
+}
+
+void GroupScheduler::AdvanceReady() {
+  const Pending* pending = Find(ready_);
+  while (pending != nullptr && pending->arrived_count == members_.size()) {
+    pending = Find(++ready_);
+  }
+  while (!expiries_.empty() && expiries_.top().second < ready_) expiries_.pop();
+}
+
+void GroupScheduler::StartIfReady(Time now, Decision* decision) {
+  if (running_ || completed_ == ready_) return;
+  const auto next = pending_.find(completed_);
+  running_ = std::move(next->second);
+  pending_.erase(next);
+  running_->started = now;
+  decision->start = std::move(running_->task);
+  decision->start_sequence = completed_;
+}
+
+Decision GroupScheduler::Finished(uint64_t sequence, Time now) {
+  Decision decision;
+  if (!running_ || sequence != completed_) return decision;
+  Record(*running_, now);
+  running_.reset();
+  ++completed_;
+  decision.completed = completed_;
+  decision.failure = failure_;
+  if (failure_.ok()) StartIfReady(now, &decision);
+  return decision;
+}
+
+void GroupScheduler::Record(const Pending& finished, Time now) {
+  const Operation& operation = finished.operation;
+  last_timing_ = {.wait = finished.last - finished.first,
+                  .queue = finished.started - finished.last,
+                  .reduce = now - finished.started};
+  if (operation.kind != OpKind::kBarrier) {
+    const uint64_t copies = operation.kind == OpKind::kAllGather ? members_.size() : 1;
+    bytes_ += operation.count * DTypeSize(operation.dtype) * copies;
+  }
+  if (operation.kind == OpKind::kBucketReduce) {
+    plan_.Record(operation.bucket, last_timing_, ranks_[finished.last_member]);
+  }
+}
+
+Decision GroupScheduler::MemberGone(uint32_t member, bool orderly, const Status& why) {
+  Decision decision;
+  gone_.set(member);
+  if (!failure_.ok()) return decision;
+  if (!orderly) {
+    Fail(LostStatus(member, why), &decision);
+    return decision;
+  }
+  const uint64_t first_missing = FirstNotSubmittedBy(member);
+  if (!unreachable_ || first_missing < *unreachable_) {
+    unreachable_ = first_missing;
+    unreachable_why_ = why;
+  }
+  FailIfUnreachable(&decision);
+  return decision;
+}
+
+uint64_t GroupScheduler::FirstNotSubmittedBy(uint32_t member) const {
+  uint64_t sequence = ready_;
+  const Pending* pending = Find(sequence);
+  while (pending != nullptr && pending->arrived[member]) pending = Find(++sequence);
+  return sequence;
+}
+
+void GroupScheduler::FailIfUnreachable(Decision* decision) {
+  const Pending* lowest = nullptr;
+  for (const auto& [sequence, pending] : pending_) {
+    const bool wanted = (pending.arrived & ~gone_).any();
+    if (sequence < *unreachable_ || !wanted) continue;
+    if (lowest == nullptr || sequence < lowest->operation.sequence) lowest = &pending;
+  }
+  if (lowest != nullptr) Fail(UnreachableStatus(*lowest), decision);
+}
+
+Decision GroupScheduler::CheckDeadline(Time now) {
+  Decision decision;
+  if (expiries_.empty() || expiries_.top().first > now) return decision;
+  Fail(DeadlineStatus(*Find(expiries_.top().second), now), &decision);
+  return decision;
+}
+
+std::optional<Time> GroupScheduler::NextDeadline() const {
+  if (expiries_.empty()) return std::nullopt;
+  return expiries_.top().first;
+}
+
+Decision GroupScheduler::Stop(const Status& why) {
+  Decision decision;
+  if (failure_.ok()) Fail(why, &decision);
+  return decision;
+}
+
+void GroupScheduler::Fail(Status why, Decision* decision) {
+  failure_ = std::move(why);
+  pending_ = {};
+  expiries_ = {};
+  if (!running_) decision->failure = failure_;
+}
+
+const GroupScheduler::Pending* GroupScheduler::Find(uint64_t sequence) const {
+  const auto found = pending_.find(sequence);
+  return found == pending_.end() ? nullptr : &found->second;
+}
+
+Status GroupScheduler::DescribeBucket(uint32_t member, BucketDescription description) {
+  Status status = plan_.Describe(member, std::move(description));
+  if (status.ok()) return status;
+  return {status.code(), absl::StrCat(where_, ": ", status.message())};
+}
+
+std::vector<uint32_t> GroupScheduler::RanksIn(const MemberSet& members) const {
+  std::vector<uint32_t> ranks;
+  for (size_t member = 0; member < ranks_.size(); ++member) {
+    if (members[member]) ranks.push_back(ranks_[member]);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+std::string GroupScheduler::OperationText(const Operation& operation) const {
+  std::string text = DescribeOperation(operation);
+  const BucketDescription* bucket =
+      operation.kind == OpKind::kBucketReduce ? plan_.Find(operation.bucket) : nullptr;
+  if (bucket != nullptr) {
+    absl::StrAppend(&text, " of ", bucket->bucket_count, " (", bucket->parameters, ")");
+  }
+  return text;
+}
+
+std::string GroupScheduler::LastSubmissionsText(const MemberSet& arrived, Time now) const {
+  std::vector<std::string> texts;
+  size_t missing = 0;
+  for (size_t index = 0; index < members_.size(); ++index) {
+    const Member& member = members_[index];
+    if (arrived[index] || ++missing > kMaxRanksInDetail) continue;
+    texts.push_back(member.has_submitted
+                        ? absl::StrCat("rank ", member.rank, " last submitted operation ",
+                                       member.last.sequence, ", ", DescribeOperation(member.last),
+                                       ", ", DescribeDuration(now - member.last_time), " ago")
+                        : absl::StrCat("rank ", member.rank, " has submitted nothing yet"));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+Status GroupScheduler::MismatchStatus(const Pending& pending, uint32_t member,
+                                      const Operation& operation) const {
+  struct Side {
+    uint32_t rank;
+    const Operation* operation;
+  };
+  Side low{ranks_[pending.first_member], &pending.operation};
+  Side high{ranks_[member], &operation};
+  if (low.rank > high.rank) std::swap(low, high);
+  return {Code::kMismatch,
+          absl::StrCat(where_, ": operation ", operation.sequence, " differs: rank ", low.rank,
+                       " submitted ", OperationText(*low.operation), ", rank ", high.rank,
+                       " submitted ", OperationText(*high.operation), "; they differ in ",
+                       DifferingFields(*low.operation, *high.operation),
+                       ". Every rank must make the same calls in the same order.")};
+}
+
+Status GroupScheduler::DeadlineStatus(const Pending& expired, Time now) const {
+  const Pending* blocking = Find(ready_);
+  const MemberSet arrived = blocking == nullptr ? MemberSet() : blocking->arrived;
+  std::string text = absl::StrCat(where_, ": operation ", expired.operation.sequence, ", ",
+                                  OperationText(expired.operation), ", timed out after ",
+                                  DescribeDuration(expired.timeout), " waiting for ",
+                                  DescribeRanks(RanksIn(~arrived)));
+  if (blocking == nullptr) {
+    absl::StrAppend(&text, " (it comes after operation ", ready_, ", which no rank has submitted)");
+  } else if (blocking != &expired) {
+    absl::StrAppend(&text, " (it comes after operation ", ready_, ", ",
+                    OperationText(blocking->operation), ")");
+  }
+  absl::StrAppend(
+      &text, ": ", LastSubmissionsText(arrived, now),
+      ". Waiting: ", DescribeRanks(RanksIn(expired.arrived)), ", rank ",
+      ranks_[expired.first_member], " for ", DescribeDuration(now - expired.first),
+      ". Find out what the missing ranks are doing: stuck, on another code path, or only"
+      " slow, in which case a longer timeout helps.");
+  return {Code::kDeadlineExceeded, std::move(text)};
+}
+
+Status GroupScheduler::LostStatus(uint32_t member, const Status& why) const {
+  std::string text = absl::StrCat(why.message(), "; group ", tag_, " cannot go on");
+  if (const Pending* blocking = Find(ready_); blocking != nullptr) {
+    absl::StrAppend(&text, " in operation ", ready_, ", ", OperationText(blocking->operation),
+                    ", which rank ", ranks_[member],
+                    blocking->arrived[member] ? " had submitted" : " had not submitted");
+  } else if (running_) {
+    absl::StrAppend(&text, " after operation ", completed_, ", ",
+                    OperationText(running_->operation));
+  }
+  absl::StrAppend(&text, ". Look at that rank's own output for the cause.");
+  return {why.code(), std::move(text)};
+}
+
+Status GroupScheduler::UnreachableStatus(const Pending& pending) const {
+  return {unreachable_why_.code(),
+          absl::StrCat(unreachable_why_.message(), "; operation ", pending.operation.sequence,
+                       " of group ", tag_, ", ", OperationText(pending.operation),
+                       ", cannot start without it. Every rank must make the same calls.")};
+}
+
+GroupSnapshot GroupScheduler::Snapshot(Time now) const {
+  GroupSnapshot snapshot;
+  snapshot.tag = tag_;
+  snapshot.ranks = ranks_;
+  snapshot.completed = completed_;
+  snapshot.bytes = bytes_;
+  snapshot.last = last_timing_;
+  snapshot.failure = failure_.message();
+  snapshot.buckets = plan_.Snapshot();
+  AddBucketStates(&snapshot.buckets);
+  if (expiries_.empty()) return snapshot;
+  // Something is held up by a missing member.
+  if (const Pending* blocking = Find(ready_); blocking != nullptr) {
+    snapshot.waiting_operation =
+        absl::StrCat("operation ", ready_, ", ", OperationText(blocking->operation));
+    snapshot.missing_ranks = RanksIn(~blocking->arrived);
+    snapshot.waiting = now - blocking->first;
+  } else {
+    const Pending& later = *Find(expiries_.top().second);
+    snapshot.waiting_operation =
+        absl::StrCat("operation ", ready_, ", which no rank has submitted");
+    snapshot.missing_ranks = RanksIn(~MemberSet());
+    snapshot.waiting = now - later.first;
+  }
+  return snapshot;
+}
+
+void GroupScheduler::AddBucketStates(std::vector<BucketSnapshot>* buckets) const {
+  if (running_) {
+    AddBucketState(*running_, BucketState::kRunning, RanksIn(running_->arrived), buckets);
+  }
+  std::vector<const Pending*> in_order;
+  in_order.reserve(pending_.size());
+  for (const auto& [sequence, pending] : pending_) in_order.push_back(&pending);
+  std::sort(in_order.begin(), in_order.end(), [](const Pending* a, const Pending* b) {
+    return a->operation.sequence < b->operation.sequence;
+  });
+  for (const Pending* pending : in_order) {
+    AddBucketState(*pending, BucketState::kWaiting, RanksIn(pending->arrived), buckets);
+  }
+}
+
+void GroupScheduler::AddBucketState(const Pending& pending, BucketState state,
+                                    std::vector<uint32_t> ready_ranks,
+                                    std::vector<BucketSnapshot>* buckets) {
+  const Operation& operation = pending.operation;
+  if (operation.kind != OpKind::kBucketReduce || operation.bucket >= buckets->size()) return;
+  BucketSnapshot& bucket = (*buckets)[operation.bucket];
+  if (bucket.state != BucketState::kIdle)
+    return;  // an earlier operation's state is the current one
+  bucket.state = state;
+  bucket.ready_ranks = std::move(ready_ranks);
+}
+
+}  // namespace gradsync
