@@ -72,9 +72,9 @@ class Group {
   // Waits until a submitted operation is complete.
   virtual Status Wait(uint64_t sequence, Timeout timeout) = 0;
 
-  // Fails the group with `why`, on every rank and at once: for a rank that will not keep its side of
-  // what the others wait for, and knows the reason. Does nothing if the group has failed already or
-  // the daemon is gone; does not wait for the other ranks.
+  // Fails the group with `why`, on every rank and at once: for a rank that will not keep its side
+  // of what the others wait for, and knows the reason. Does nothing if the group has failed already
+  // or the daemon is gone; does not wait for the other ranks.
   virtual void Abort(const Status& why) = 0;
 };
 

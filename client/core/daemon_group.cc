@@ -1,0 +1,402 @@
+#include "client/core/daemon_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "shm/protocol.h"
+
+namespace gradsync {
+namespace {
+
+constexpr size_t kMaxTagBytes = sizeof(CreateGroup::tag) - 1;
+// Operations of one collective that may be in the ring when nothing is staged.
+constexpr uint64_t kInPlaceWindow = kRingEntries / 2;
+constexpr std::chrono::seconds kReplyWait{10};
+
+Deadline After(std::chrono::nanoseconds wait) { return std::chrono::steady_clock::now() + wait; }
+
+uint32_t MillisecondsUntil(Deadline deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  return static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 1, kMaxTimeoutMs));
+}
+
+Status CheckRanks(const std::vector<uint32_t>& ranks, const Identity& identity) {
+  if (ranks.size() > kMaxLocalRanks) {
+    return {Code::kUnsupported, "a group of " + std::to_string(ranks.size()) + " ranks; at most " +
+                                    std::to_string(kMaxLocalRanks) + " can be"};
+  }
+  std::vector<uint32_t> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    return {Code::kInvalidArgument, "a group names a rank twice"};
+  }
+  if (sorted.back() >= identity.world_size) {
+    return {Code::kInvalidArgument, "a group names rank " + std::to_string(sorted.back()) +
+                                        ", but job '" + identity.job + "' has " +
+                                        std::to_string(identity.world_size) + " ranks"};
+  }
+  if (!std::binary_search(sorted.begin(), sorted.end(), identity.rank)) {
+    return {Code::kInvalidArgument,
+            "a group does not name this rank, " + std::to_string(identity.rank)};
+  }
+  return OkStatus();
+}
+
+Status CheckTypes(DType dtype, ReduceOp op) {
+  if (static_cast<uint8_t>(dtype) >= kDTypeCount) {
+    return {Code::kInvalidArgument,
+            "there is no element type " + std::to_string(static_cast<int>(dtype))};
+  }
+  if (static_cast<uint8_t>(op) >= kReduceOpCount) {
+    return {Code::kInvalidArgument,
+            "there is no reduction " + std::to_string(static_cast<int>(op))};
+  }
+  if (!IsSupported(dtype, op)) {
+    return {Code::kInvalidArgument, std::string("elements of type ") + DTypeName(dtype) +
+                                        " cannot be combined by " + ReduceOpName(op)};
+  }
+  return OkStatus();
+}
+
+bool Overlap(const std::byte* a, uint64_t a_bytes, const std::byte* b, uint64_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+}  // namespace
+
+// One collective on its way: where each piece lies for the daemon, and the copies from and to the
+// caller's memory.
+class DaemonGroup::Run {
+ public:
+  Run(DaemonGroup* group, const Collective& what, Deadline deadline)
+      : group_(group),
+        what_(what),
+        deadline_(deadline),
+        plan_(PlanPieces(what.count, DTypeSize(what.dtype),
+                         what.kind == OpKind::kAllGather ? 1 + group->size() : 1)) {}
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  ~Run() {
+    if (staging_ != nullptr) group_->session_->ReturnStaging(std::move(staging_));
+  }
+
+  // Decides what is used in place, and gets a staging buffer for the rest.
+  Status Prepare();
+  Status Execute();
+
+ private:
+  bool in_place() const { return what_.kind != OpKind::kAllGather; }
+  std::optional<Region> FindInPlace(const std::byte* data, uint64_t bytes) const;
+  std::byte* StagedInput(uint64_t piece) const { return staging_->data() + SlotOffset(piece); }
+  std::byte* StagedOutput(uint64_t piece) const {
+    return StagedInput(piece) + (in_place() ? 0 : plan_.input_stride());
+  }
+  uint64_t SlotOffset(uint64_t piece) const { return piece % window_ * kPieceBytes; }
+  Region StagedRegion(uint64_t offset) const {
+    return {staging_region_.segment, 0, staging_region_.offset + offset};
+  }
+  Region InputRegion(uint64_t piece) const;
+  Region OutputRegion(uint64_t piece) const;
+  void CopyIn(uint64_t piece) const;
+  void CopyOut(uint64_t piece) const;
+  Status Submit(uint64_t piece) const;
+
+  DaemonGroup* const group_;
+  const Collective& what_;
+  const Deadline deadline_;
+  const PiecePlan plan_;
+  std::optional<Region> input_;  // in place
+  std::optional<Region> output_;
+  std::shared_ptr<SharedBuffer> staging_;
+  Region staging_region_{};
+  uint64_t window_ = kInPlaceWindow;
+  uint64_t first_sequence_ = 0;
+};
+
+std::optional<Region> DaemonGroup::Run::FindInPlace(const std::byte* data, uint64_t bytes) const {
+  const auto region = group_->session_->Find(data, bytes);
+  // The daemon takes aligned memory only; the segments themselves are.
+  if (region && region->offset % plan_.element_size != 0) return std::nullopt;
+  return region;
+}
+
+Status DaemonGroup::Run::Prepare() {
+  const uint64_t bytes = what_.count * plan_.element_size;
+  if (what_.input != nullptr) input_ = FindInPlace(what_.input, bytes);
+  if (in_place()) {
+    output_ = what_.output != nullptr ? FindInPlace(what_.output, bytes) : input_;
+    if (what_.input == nullptr) input_ = output_;
+  } else if (plan_.pieces == 1) {  // a larger one's pieces are not contiguous in the output
+    const uint64_t output_bytes = bytes * group_->size();
+    output_ = FindInPlace(what_.output, output_bytes);
+    if (Overlap(what_.input, bytes, what_.output, output_bytes)) input_.reset();
+  }
+  if (input_ && output_) return OkStatus();
+  const bool small = plan_.pieces == 1 && plan_.slot_bytes() <= kSmallStagingBytes;
+  auto staging = group_->session_->BorrowStaging(small ? kSmallStagingBytes : kStagingBytes);
+  if (!staging) return staging.error();
+  staging_ = *std::move(staging);
+  staging_region_ = *group_->session_->Find(staging_->data(), staging_->size());
+  window_ = kWindow;
+  return OkStatus();
+}
+
+Region DaemonGroup::Run::InputRegion(uint64_t piece) const {
+  if (!input_) return StagedRegion(SlotOffset(piece));
+  return {input_->segment, 0, input_->offset + plan_.first_element(piece) * plan_.element_size};
+}
+
+Region DaemonGroup::Run::OutputRegion(uint64_t piece) const {
+  if (!output_) return StagedRegion(SlotOffset(piece) + (in_place() ? 0 : plan_.input_stride()));
+  return {output_->segment, 0, output_->offset + plan_.first_element(piece) * plan_.element_size};
+}
+
+void DaemonGroup::Run::CopyIn(uint64_t piece) const {
+  if (input_ || what_.input == nullptr) return;
+  std::memcpy(StagedInput(piece), what_.input + plan_.first_element(piece) * plan_.element_size,
+              plan_.elements_of(piece) * plan_.element_size);
+}
+
+void DaemonGroup::Run::CopyOut(uint64_t piece) const {
+  if (output_ || what_.output == nullptr) return;
+  const uint64_t bytes = plan_.elements_of(piece) * plan_.element_size;
+  const uint64_t stride = what_.count * plan_.element_size;  // of a rank's part of the output
+  std::byte* to = what_.output + plan_.first_element(piece) * plan_.element_size;
+  const std::byte* from = StagedOutput(piece);
+  const uint32_t parts = in_place() ? 1 : group_->size();
+  for (uint32_t part = 0; part < parts; ++part) {
+    std::memcpy(to + part * stride, from + part * bytes, bytes);
+  }
+}
+
+Status DaemonGroup::Run::Submit(uint64_t piece) const {
+  Submission submission{};
+  submission.sequence = first_sequence_ + piece;
+  submission.count = plan_.elements_of(piece);
+  submission.group = group_->number_;
+  submission.timeout_ms = MillisecondsUntil(deadline_);
+  submission.root = what_.root;
+  submission.kind = static_cast<uint8_t>(what_.kind);
+  submission.dtype = static_cast<uint8_t>(what_.dtype);
+  submission.reduce_op = static_cast<uint8_t>(what_.op);
+  submission.input = InputRegion(piece);
+  submission.output = OutputRegion(piece);
+  return group_->session_->connection().Submit(submission, deadline_ + kDaemonGrace);
+}
+
+Status DaemonGroup::Run::Execute() {
+  first_sequence_ = group_->next_sequence_.fetch_add(plan_.pieces, std::memory_order_relaxed);
+  const uint64_t window = std::min(window_, plan_.pieces);
+  for (uint64_t step = 0; step < plan_.pieces + window; ++step) {
+    if (step >= window) {
+      GRADSYNC_RETURN_IF_ERROR(
+          group_->WaitUntil(first_sequence_ + step - window, deadline_ + kDaemonGrace));
+      CopyOut(step - window);
+    }
+    if (step < plan_.pieces) {
+      CopyIn(step);
+      GRADSYNC_RETURN_IF_ERROR(Submit(step));
+    }
+  }
+  return OkStatus();
+}
+
+DaemonGroup::DaemonGroup(std::shared_ptr<Session> session, std::string tag,
+                         std::vector<uint32_t> ranks, uint32_t rank, uint32_t number)
+    : session_(std::move(session)),
+      tag_(std::move(tag)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      number_(number),
+      completion_(session_->connection().group_words(number)) {}
+
+DaemonGroup::~DaemonGroup() {
+  Connection& connection = session_->connection();
+  if (connection.in_child()) return;
+  auto request = MakeMessage<DestroyGroup>();
+  request.group = number_;
+  static_cast<void>(connection.Call<Done>(request, After(kReplyWait)));
+}
+
+Result<std::shared_ptr<DaemonGroup>> DaemonGroup::Create(std::shared_ptr<Session> session,
+                                                         const std::string& tag,
+                                                         std::vector<uint32_t> ranks,
+                                                         Timeout timeout) {
+  const Identity& identity = session->identity();
+  if (ranks.empty()) {
+    for (uint32_t rank = 0; rank < identity.world_size; ++rank) ranks.push_back(rank);
+  }
+  GRADSYNC_RETURN_IF_ERROR(CheckRanks(ranks, identity));
+  if (tag.empty() || tag.size() > kMaxTagBytes) {
+    return Unexpected(Code::kInvalidArgument, "a group's tag, '" + tag + "', must have 1 to " +
+                                                  std::to_string(kMaxTagBytes) + " bytes");
+  }
+  auto request = MakeMessage<CreateGroup>();
+  request.tag.Set(tag);
+  request.timeout_ms = static_cast<uint32_t>(session->Resolve(timeout).count());
+  request.rank_count = static_cast<uint32_t>(ranks.size());
+  std::copy(ranks.begin(), ranks.end(), request.ranks.begin());
+  Connection& connection = session->connection();
+  const auto reply =
+      connection.Call<GroupCreated>(request, After(session->Resolve(timeout) + kDaemonGrace));
+  if (!reply) return Unexpected(reply.error());
+  if (reply->group >= kMaxGroupsPerSession) {
+    return Unexpected(connection.GiveUp(Code::kProtocol, "gradsyncd sent a malformed group"));
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), identity.rank);
+  const auto index = static_cast<uint32_t>(own - ranks.begin());
+  return std::shared_ptr<DaemonGroup>(
+      new DaemonGroup(std::move(session), tag, std::move(ranks), index, reply->group));
+}
+
+Status DaemonGroup::CheckUsable() const {
+  Connection& connection = session_->connection();
+  // Neither a lock nor a word of shared memory is ours to touch in a child.
+  if (connection.in_child() || connection.is_lost()) return connection.CheckAlive();
+  return completion_.Failure();
+}
+
+Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  const Deadline deadline = After(session_->Resolve(timeout));
+  const std::lock_guard lock(collective_mutex_);
+  if (collective.count == 0) return PerformEmpty(collective, deadline);
+  Run run(this, collective, deadline);
+  // The others count on an operation that this rank cannot take part in.
+  if (const Status prepared = run.Prepare(); !prepared.ok()) {
+    Abort(prepared);
+    return prepared;
+  }
+  return run.Execute();
+}
+
+Status DaemonGroup::AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op,
+                              Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, op));
+  auto* bytes = static_cast<std::byte*>(data);
+  return Perform({OpKind::kAllReduce, dtype, op, 0, count, bytes, bytes}, timeout);
+}
+
+Status DaemonGroup::Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
+                              Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  if (root >= size()) {
+    return {Code::kInvalidArgument, "broadcast from member " + std::to_string(root) +
+                                        " of group '" + tag_ + "', which has " +
+                                        std::to_string(size())};
+  }
+  auto* bytes = static_cast<std::byte*>(data);
+  const bool is_root = root == rank_;
+  return Perform({OpKind::kBroadcast, dtype, ReduceOp::kSum, root, count, is_root ? bytes : nullptr,
+                  is_root ? nullptr : bytes},
+                 timeout);
+}
+
+Status DaemonGroup::AllGather(const void* input, void* output, uint64_t count, DType dtype,
+                              Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  return Perform({OpKind::kAllGather, dtype, ReduceOp::kSum, 0, count,
+                  static_cast<const std::byte*>(input), static_cast<std::byte*>(output)},
+                 timeout);
+}
+
+Status DaemonGroup::Barrier(Timeout timeout) { return Perform({}, timeout); }
+
+// A collective without elements takes its place in the order all the same: so a rank that passes
+// another count than the others is told. A barrier is one.
+Status DaemonGroup::PerformEmpty(const Collective& collective, Deadline deadline) {
+  Submission submission{};
+  submission.sequence = ReserveSequences(1);
+  submission.group = number_;
+  submission.timeout_ms = MillisecondsUntil(deadline);
+  submission.root = collective.root;
+  submission.kind = static_cast<uint8_t>(collective.kind);
+  submission.dtype = static_cast<uint8_t>(collective.dtype);
+  submission.reduce_op = static_cast<uint8_t>(collective.op);
+  submission.input = {kNoSegment, 0, 0};
+  submission.output = {kNoSegment, 0, 0};
+  const Deadline last = deadline + kDaemonGrace;
+  GRADSYNC_RETURN_IF_ERROR(session_->connection().Submit(submission, last));
+  return WaitUntil(submission.sequence, last);
+}
+
+Result<std::shared_ptr<SharedBuffer>> DaemonGroup::Allocate(uint64_t bytes,
+                                                            const std::string& label) {
+  return session_->Allocate(bytes, label);
+}
+
+Status DaemonGroup::DescribeBucket(const BucketInfo& info) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  auto request = MakeMessage<gradsync::DescribeBucket>();
+  request.group = number_;
+  request.bucket = info.index;
+  request.bucket_count = info.bucket_count;
+  request.parameter_count = info.parameter_count;
+  request.count = info.count;
+  request.dtype = static_cast<uint8_t>(info.dtype);
+  request.parameters.Set(info.parameters);
+  const auto reply = session_->connection().Call<Done>(request, After(kReplyWait));
+  return reply ? OkStatus() : reply.error();
+}
+
+uint64_t DaemonGroup::ReserveSequences(uint32_t count) {
+  return next_sequence_.fetch_add(count, std::memory_order_relaxed);
+}
+
+Status DaemonGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
+                                 const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
+                                 Timeout timeout) {
+  Connection& connection = session_->connection();
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  const uint64_t bytes = info.count * DTypeSize(info.dtype);
+  const auto region = session_->Find(buffer.data() + offset, bytes);
+  if (!region) {
+    return {Code::kInvalidArgument, "bucket " + std::to_string(info.index) + " of group '" + tag_ +
+                                        "' does not lie in a buffer of this session"};
+  }
+  const Deadline deadline = After(session_->Resolve(timeout));
+  Submission submission{};
+  submission.sequence = sequence;
+  submission.count = info.count;
+  submission.group = number_;
+  submission.timeout_ms = MillisecondsUntil(deadline);
+  submission.bucket = info.index;
+  submission.kind = static_cast<uint8_t>(OpKind::kBucketReduce);
+  submission.dtype = static_cast<uint8_t>(info.dtype);
+  submission.reduce_op = static_cast<uint8_t>(op);
+  submission.input = *region;
+  submission.output = *region;
+  return connection.Submit(submission, deadline + kDaemonGrace);
+}
+
+Status DaemonGroup::Wait(uint64_t sequence, Timeout timeout) {
+  Connection& connection = session_->connection();
+  if (connection.in_child()) return connection.CheckAlive();
+  return WaitUntil(sequence, After(session_->Resolve(timeout) + kDaemonGrace));
+}
+
+Status DaemonGroup::WaitUntil(uint64_t sequence, Deadline deadline) {
+  Connection* connection = &session_->connection();
+  const Status status = completion_.Wait(sequence, deadline, connection->spin(),
+                                         [connection] { return connection->CheckAlive(); });
+  // The daemon's own deadline comes first, and is a failure of the group.
+  if (status.code() == Code::kDeadlineExceeded && completion_.Failure().ok()) {
+    return connection->GiveUpSilentDaemon();
+  }
+  return status;
+}
+
+void DaemonGroup::Abort(const Status& why) {
+  if (!CheckUsable().ok()) return;
+  auto request = MakeMessage<AbortGroup>();
+  request.group = number_;
+  request.code = static_cast<int32_t>(why.code());
+  request.text.Set(why.message());
+  // Without an answer the daemon is gone, and with it the group.
+  static_cast<void>(session_->connection().Call<Done>(request, After(kReplyWait)));
+}
+
+}  // namespace gradsync

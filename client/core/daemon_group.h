@@ -1,0 +1,85 @@
+// A Group whose operations the daemon carries out.
+#ifndef GRADSYNC_CLIENT_CORE_DAEMON_GROUP_H_
+#define GRADSYNC_CLIENT_CORE_DAEMON_GROUP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/core/group.h"
+#include "client/core/pieces.h"
+#include "client/core/session.h"
+#include "shm/completion.h"
+
+namespace gradsync {
+
+class DaemonGroup : public Group {
+ public:
+  // Blocks until every rank in `ranks` (empty: all of the job) has asked for the same.
+  static Result<std::shared_ptr<DaemonGroup>> Create(std::shared_ptr<Session> session,
+                                                     const std::string& tag,
+                                                     std::vector<uint32_t> ranks, Timeout timeout);
+  DaemonGroup(const DaemonGroup&) = delete;
+  DaemonGroup& operator=(const DaemonGroup&) = delete;
+  ~DaemonGroup() override;
+
+  uint32_t rank() const override { return rank_; }
+  uint32_t size() const override { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t job_rank(uint32_t member) const override { return ranks_[member]; }
+  const std::string& tag() const override { return tag_; }
+
+  Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op, Timeout timeout) override;
+  Status Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
+                   Timeout timeout) override;
+  Status AllGather(const void* input, void* output, uint64_t count, DType dtype,
+                   Timeout timeout) override;
+  Status Barrier(Timeout timeout) override;
+
+  Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label) override;
+  Status DescribeBucket(const BucketInfo& info) override;
+  uint64_t ReserveSequences(uint32_t count) override;
+  Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
+                      uint64_t offset, ReduceOp op, Timeout timeout) override;
+  Status Wait(uint64_t sequence, Timeout timeout) override;
+  void Abort(const Status& why) override;
+
+  const std::shared_ptr<Session>& session() const { return session_; }
+
+ private:
+  // One collective, over memory of the caller.
+  struct Collective {
+    OpKind kind = OpKind::kBarrier;
+    DType dtype = DType::kFloat32;
+    ReduceOp op = ReduceOp::kSum;
+    uint32_t root = 0;
+    uint64_t count = 0;
+    const std::byte* input = nullptr;  // null: this rank gives nothing (broadcast, not the root)
+    std::byte* output = nullptr;       // null: this rank takes nothing (broadcast, the root)
+  };
+  class Run;
+
+  DaemonGroup(std::shared_ptr<Session> session, std::string tag, std::vector<uint32_t> ranks,
+              uint32_t rank, uint32_t number);
+
+  Status CheckUsable() const;
+  Status Perform(const Collective& collective, Timeout timeout);
+  Status PerformEmpty(const Collective& collective, Deadline deadline);
+  Status WaitUntil(uint64_t sequence, Deadline deadline);
+
+  const std::shared_ptr<Session> session_;
+  const std::string tag_;
+  const std::vector<uint32_t> ranks_;
+  const uint32_t rank_;
+  const uint32_t number_;
+  const CompletionReader completion_;
+  std::atomic<uint64_t> next_sequence_{0};
+  // One collective at a time: a second one would start after the first in any case.
+  std::mutex collective_mutex_;
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_CLIENT_CORE_DAEMON_GROUP_H_
