@@ -51,6 +51,7 @@ class JobTable::Impl {
   Status Join(SessionId id, const JoinRequest& request, Time now, Actions* actions);
   void CreateGroup(SessionId id, const GroupRequest& request, Time now, Actions* actions);
   void DestroyGroup(SessionId id, uint32_t number, Actions* actions);
+  void AbortGroup(SessionId id, uint32_t number, const Status& why, Actions* actions);
   Status DescribeBucket(SessionId id, uint32_t number, BucketDescription description);
   std::optional<Membership> FindGroup(SessionId id, uint32_t number) const;
   void Submit(SessionId id, uint32_t number, const Operation& operation, MemberBuffers buffers,
@@ -291,6 +292,13 @@ Status JobTable::Impl::DescribeBucket(SessionId id, uint32_t number,
   const Slot* slot = session == nullptr ? nullptr : session->FindActive(number);
   if (slot == nullptr) return {Code::kInvalidArgument, "the session has no such group"};
   return slot->group->scheduler.DescribeBucket(slot->member, std::move(description));
+}
+
+void JobTable::Impl::AbortGroup(SessionId id, uint32_t number, const Status& why,
+                                Actions* actions) {
+  const Session* session = Find(id);
+  const Slot* slot = session == nullptr ? nullptr : session->FindActive(number);
+  if (slot != nullptr) Apply(slot->group, slot->group->scheduler.Stop(why), actions);
 }
 
 std::optional<JobTable::Membership> JobTable::Impl::FindGroup(SessionId id, uint32_t number) const {
@@ -549,6 +557,12 @@ Actions JobTable::CreateGroup(SessionId session, const GroupRequest& request, Ti
 Actions JobTable::DestroyGroup(SessionId session, uint32_t number, Time /*now*/) {
   Actions actions;
   impl_->DestroyGroup(session, number, &actions);
+  return actions;
+}
+
+Actions JobTable::AbortGroup(SessionId session, uint32_t number, const Status& why, Time /*now*/) {
+  Actions actions;
+  impl_->AbortGroup(session, number, why, &actions);
   return actions;
 }
 

@@ -66,6 +66,11 @@ class JobTable {
   // others then submit fails with kRankLost.
   Actions DestroyGroup(SessionId session, uint32_t number, Time now);
 
+  // The session will not keep its side of what its group `number` waits for (it is not OK: `why`):
+  // the group fails with that on every member, on this one too, once its running operation has
+  // finished.
+  Actions AbortGroup(SessionId session, uint32_t number, const Status& why, Time now);
+
   // Error if the session has no such group or the description does not fit the ones before it.
   Status DescribeBucket(SessionId session, uint32_t number, BucketDescription description);
 
@@ -85,8 +90,9 @@ class JobTable {
   // The engine has finished a StartTask. Also for groups that have failed meanwhile.
   Actions Finished(GroupId group, uint64_t sequence, Time now);
 
-  // A session is gone. Every group that it was in and that still has work or may get some fails on
-  // the others with kRankLost, naming the rank; an operation that is in the engine finishes first.
+  // A session is gone; nothing more is sent to it. Every group that it was in and that still has
+  // work or may get some fails on the others with kRankLost, naming the rank; an operation that is
+  // in the engine finishes first.
   Actions Leave(SessionId session, Departure departure, Time now);
 
   // Fails what has passed its deadline at `now`, naming the ranks that are missing.
