@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-# isort: split
 # ---> 1 of 2. It was: from torch.nn.parallel import DistributedDataParallel
 from gradsync.torch import DistributedDataParallel
 
@@ -85,7 +84,7 @@ class Batches:
     """What one process trains on: its rank's share, or what all ranks together have."""
 
     def __init__(self, data: Windows, batch: int, ranks: int, mine: list[int]) -> None:
-        self._samplers = [
+        self._samplers: list[DistributedSampler[tuple[Tensor, Tensor]]] = [
             DistributedSampler(data, ranks, rank, seed=1, drop_last=True) for rank in mine
         ]
         self._loaders = [
