@@ -56,7 +56,12 @@ def show_language_model(quick: bool) -> None:
         after = shlex.join([sys.executable, __file__, f"--show-job={job}"])
 
         title(f"2. A language model, in PyTorch: {RANKS} ranks whose gradients gradsync averages")
-        launch = [VENV / "torchrun", "--standalone", f"--nproc-per-node={RANKS}", script]
+        launch: list[str | Path] = [
+            VENV / "torchrun",
+            "--standalone",
+            f"--nproc-per-node={RANKS}",
+            script,
+        ]
         run(*launch, *arguments, f"--save={together}", f"--after={after}", GRADSYNC_JOB=job)
 
         title("3. The same training in one process, on the whole batch")
