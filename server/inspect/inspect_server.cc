@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "grpc/grpc.h"
 #include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -29,7 +30,7 @@ constexpr std::chrono::milliseconds kGrace{100};
 void LogFromGrpc(gpr_log_func_args* args) {
   const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
   spdlog::log(error ? spdlog::level::warn : spdlog::level::debug, "event=grpc message=\"{}\"",
-              args->message);
+              absl::Utf8SafeCEscape(args->message));
 }
 
 // What gRPC keeps for the process. The reference that grpc_init takes is never given back: gRPC's own

@@ -16,6 +16,7 @@ class Server;
 
 namespace gradsync {
 
+// Its log, and gRPC's, goes to spdlog's default logger.
 class InspectServer {
  public:
   // Listens at `socket` (mode 0600; this process's user and root may connect) and serves on threads
