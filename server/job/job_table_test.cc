@@ -25,36 +25,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::UnorderedElementsAre;
 
-// An action as a line, so that tests can say what they expect: "complete s1 #0 below 3".
-std::string Line(const Action& action) {
-  return std::visit(
-      [](const auto& what) -> std::string {
-        using T = std::decay_t<decltype(what)>;
-        if constexpr (std::is_same_v<T, StartTask>) {
-          return absl::StrCat("start ", what.sequence);
-        } else if constexpr (std::is_same_v<T, CompleteOperations>) {
-          return absl::StrCat("complete s", what.session, " #", what.number, " below ",
-                              what.completed);
-        } else if constexpr (std::is_same_v<T, FailGroup>) {
-          return absl::StrCat("fail s", what.session, " #", what.number, " ",
-                              CodeName(what.status.code()));
-        } else if constexpr (std::is_same_v<T, ReplyCreateGroup>) {
-          return absl::StrCat(
-              "reply s", what.session, " r", what.request_id, " ",
-              what.status.ok() ? absl::StrCat("#", what.number) : CodeName(what.status.code()));
-        } else {
-          return absl::StrCat("close s", what.session, " ", CodeName(what.status.code()));
-        }
-      },
-      action);
-}
-
-std::vector<std::string> Lines(const Actions& actions) {
-  std::vector<std::string> lines;
-  for (const Action& action : actions) lines.push_back(Line(action));
-  return lines;
-}
-
 // The text of the first action that carries an error.
 std::string Text(const Actions& actions) {
   for (const Action& action : actions) {
@@ -79,19 +49,6 @@ GroupId StartedGroup(const Actions& actions) {
   }
   ADD_FAILURE() << "nothing was started";
   return 0;
-}
-
-JoinRequest Rank(uint32_t rank, uint32_t world_size, const std::string& job = "bert-7") {
-  JoinRequest request;
-  request.uid = 1000;
-  request.job = job;
-  request.world_size = world_size;
-  request.rank = rank;
-  request.local_rank = rank;
-  request.local_world_size = world_size;
-  request.pid = 100 + rank;
-  request.program = "train.py";
-  return request;
 }
 
 class JobTableTest : public testing::Test {
