@@ -23,7 +23,7 @@ struct PlannedBucket {
   // so that every bucket is an operation.
   uint64_t count = 0;
   DType dtype = DType::kFloat32;
-  std::vector<uint32_t> parameters;  // in the order of their memory, packed without gaps
+  std::vector<uint32_t> parameters{};  // in the order of their memory, packed without gaps
 
   bool operator==(const PlannedBucket&) const = default;
 };

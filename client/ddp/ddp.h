@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "client/core/group.h"
+#include "client/ddp/agreement.h"
 #include "client/ddp/bucket_plan.h"
 #include "client/ddp/parameter.h"
 #include "client/ddp/readiness.h"
@@ -71,7 +72,7 @@ class Ddp {
   Ddp& operator=(const Ddp&) = delete;
 
   uint32_t parameter_count() const { return static_cast<uint32_t>(parameters_.size()); }
-  uint32_t bucket_count() const { return static_cast<uint32_t>(plan_.buckets.size()); }
+  uint32_t bucket_count() const { return static_cast<uint32_t>(layout_.plan.buckets.size()); }
 
   // kInvalidArgument for an index out of range.
   Result<Slot> GetSlot(uint32_t parameter) const;
@@ -79,7 +80,7 @@ class Ddp {
 
   // The memory in which all slots lie. Another one after a replan; who still needs the old slots
   // keeps the old buffer.
-  const std::shared_ptr<SharedBuffer>& buffer() const { return buffer_; }
+  const std::shared_ptr<SharedBuffer>& buffer() const { return layout_.buffer; }
 
   // Begins an iteration, giving up one in which nothing became ready (a forward without a
   // backward). kFailedPrecondition, with PyTorch's "Expected to have finished reduction in the
@@ -101,50 +102,59 @@ class Ddp {
 
   // After the first whole iteration, once, unless the plan is fixed: plans anew in the order in
   // which rank 0's gradients became ready, and moves what lies in the slots along. True if slots
-  // moved. Every rank must call it at the same point between iterations. Refuses an unfinished
-  // iteration as Begin.
+  // moved; they stay if the plan is the same, or if a rank lacks the memory to hold both for the
+  // move. Every rank must call it at the same point between iterations. Refuses an unfinished
+  // iteration as Begin does.
   Result<bool> Replan();
 
   // The parameters of the current iteration that have not become ready, in order of index.
   std::vector<uint32_t> Unready() const;
 
  private:
+  // A plan with its memory.
+  struct Layout {
+    BucketPlan plan{};
+    std::vector<BucketInfo> infos{};  // by bucket: as the group wants them, made once
+    std::shared_ptr<SharedBuffer> buffer{};
+  };
+
   enum class Phase { kIdle, kIterating };
 
   Ddp(std::shared_ptr<Group> group, std::vector<ParameterSpec> parameters,
       const DdpOptions& options);
 
-  // Makes the plan's memory and describes its buckets to the group.
-  Result<std::shared_ptr<SharedBuffer>> Prepare(const BucketPlan& plan);
-  void Adopt(BucketPlan plan, std::shared_ptr<SharedBuffer> buffer);
-  void MoveGradients(const BucketPlan& plan, std::byte* target) const;
+  PlanSettings Settings() const;
+  BucketPlan Plan(std::span<const uint32_t> order) const;
+  // Allocates a plan's memory, and compares across ranks the plan and whether there was memory.
+  Result<Layout> Prepare(BucketPlan plan);
+  // Describes the buckets to the group and uses the layout from now on.
+  Status Adopt(Layout layout);
+  Result<bool> MoveTo(BucketPlan plan);
+  void MoveGradients(const Layout& target) const;
 
-  Status Submit(uint32_t bucket);
-  Status CheckFinished();
-  Status UnfinishedError() const;
-  Status DoubleReadyError(uint32_t parameter) const;
-  Status BucketNotReadyError(uint32_t bucket) const;
+  Status LeaveIteration();
+  Status SubmitBucket(uint32_t bucket);
+  Status Fail(Status status);
+  Result<std::vector<uint32_t>> FirstRanksOrder();
 
-  std::shared_ptr<Group> group_;
-  std::vector<ParameterSpec> parameters_;
-  std::vector<uint64_t> caps_;
-  Timeout timeout_;
+  uint32_t rank() const { return group_->job_rank(group_->rank()); }
 
-  BucketPlan plan_;
-  std::vector<BucketInfo> infos_;  // by bucket: as the group wants them, made once
-  std::shared_ptr<SharedBuffer> buffer_;
+  const std::shared_ptr<Group> group_;
+  const std::vector<ParameterSpec> parameters_;
+  const DdpOptions options_;  // the defaults filled in
 
+  Layout layout_;
   Phase phase_ = Phase::kIdle;
   Readiness readiness_;
-  uint64_t base_sequence_ =
-      0;  // of the iteration's bucket 0; meaningful once a bucket is handed over
-  uint32_t submitted_ = 0;
+  uint64_t base_sequence_ = 0;  // of the iteration's bucket 0, once a bucket is handed over
+  bool has_sequences_ = false;
   std::vector<uint8_t> waited_;  // by bucket
   uint32_t waited_count_ = 0;
 
+  // Of the first whole iteration, kept for the one replan.
+  std::vector<uint32_t> first_order_;
   bool may_replan_;
-  std::vector<uint32_t> first_order_;  // of the first whole iteration; empty before and after use
-  Status failure_;                     // final
+  Status failure_;  // final
 };
 
 }  // namespace gradsync

@@ -16,10 +16,10 @@ namespace gradsync {
 inline constexpr size_t kMaxDims = 8;
 
 struct ParameterSpec {
-  std::string name;  // "encoder.5.weight": in every message about it
+  std::string name{};  // "encoder.5.weight": in every message about it
   DType dtype = DType::kFloat32;
-  std::vector<int64_t> shape;  // empty for a scalar; at most kMaxDims long
-  uint32_t device = 0;         // parameters of different devices never share a bucket
+  std::vector<int64_t> shape{};  // empty for a scalar; at most kMaxDims long
+  uint32_t device = 0;           // parameters of different devices never share a bucket
 };
 
 // Whether the specifications make sense: valid dtypes that have an average, shapes without negative
@@ -33,6 +33,9 @@ uint64_t GradientBytes(const ParameterSpec& parameter);
 
 // "float32 [4, 2]", as in messages.
 std::string DescribeType(DType dtype, std::span<const int64_t> shape);
+
+// The name in at most `limit` bytes (more than 3): its end, which tells more than its beginning.
+std::string ShortName(const std::string& name, size_t limit);
 
 }  // namespace gradsync
 

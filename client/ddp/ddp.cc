@@ -1,0 +1,271 @@
+#include "client/ddp/ddp.h"
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "client/ddp/sentences.h"
+
+namespace gradsync {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kDefaultBucketBytes = 25 * kMiB;
+constexpr uint64_t kDefaultFirstBucketBytes = kMiB;
+
+DdpOptions WithDefaults(DdpOptions options) {
+  if (options.first_bucket_bytes == 0) {
+    options.first_bucket_bytes =
+        options.bucket_bytes != 0 ? options.bucket_bytes : kDefaultFirstBucketBytes;
+  }
+  if (options.bucket_bytes == 0) options.bucket_bytes = kDefaultBucketBytes;
+  return options;
+}
+
+std::vector<BucketInfo> DescribeBuckets(const BucketPlan& plan,
+                                        std::span<const ParameterSpec> parameters) {
+  std::vector<BucketInfo> infos;
+  infos.reserve(plan.buckets.size());
+  for (const PlannedBucket& bucket : plan.buckets) {
+    BucketInfo& info = infos.emplace_back();
+    info.index = static_cast<uint32_t>(infos.size() - 1);
+    info.bucket_count = static_cast<uint32_t>(plan.buckets.size());
+    info.parameter_count = static_cast<uint32_t>(bucket.parameters.size());
+    info.count = bucket.count;
+    info.dtype = bucket.dtype;
+    info.parameters = parameters[bucket.parameters.front()].name;
+    if (bucket.parameters.size() > 1) {
+      info.parameters += " ... " + parameters[bucket.parameters.back()].name;
+    }
+  }
+  return infos;
+}
+
+Status OutOfRange(const char* what, uint32_t index, uint32_t count) {
+  return {Code::kInvalidArgument, std::string("there is no ") + what + " " + std::to_string(index) +
+                                      ": there are " + std::to_string(count)};
+}
+
+Status OutOfOrder(const char* call) {
+  return {Code::kFailedPrecondition,
+          std::string(call) + " was called outside an iteration; call begin before backward"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Ddp>> Ddp::Create(std::shared_ptr<Group> group,
+                                         std::vector<ParameterSpec> parameters,
+                                         const DdpOptions& options) {
+  std::unique_ptr<Ddp> ddp(new Ddp(std::move(group), std::move(parameters), options));
+  GRADSYNC_RETURN_IF_ERROR(AgreeOnModel(*ddp->group_, ddp->parameters_, ddp->Settings(),
+                                        CheckParameters(ddp->parameters_), options.timeout));
+  Result<Layout> layout = ddp->Prepare(ddp->Plan(ReversedOrder(ddp->parameter_count())));
+  if (!layout) return Unexpected(layout.error());
+  GRADSYNC_RETURN_IF_ERROR(ddp->Adopt(*std::move(layout)));
+  return ddp;
+}
+
+Ddp::Ddp(std::shared_ptr<Group> group, std::vector<ParameterSpec> parameters,
+         const DdpOptions& options)
+    : group_(std::move(group)),
+      parameters_(std::move(parameters)),
+      options_(WithDefaults(options)),
+      may_replan_(!options.fixed_plan) {}
+
+PlanSettings Ddp::Settings() const {
+  return {.first_bucket_bytes = options_.first_bucket_bytes,
+          .bucket_bytes = options_.bucket_bytes,
+          .fixed_plan = options_.fixed_plan};
+}
+
+BucketPlan Ddp::Plan(std::span<const uint32_t> order) const {
+  const std::array<uint64_t, 2> caps = {options_.first_bucket_bytes, options_.bucket_bytes};
+  return PlanBuckets(parameters_, order, caps);
+}
+
+Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
+  Layout layout{.plan = std::move(plan)};
+  layout.infos = DescribeBuckets(layout.plan, parameters_);
+  Result<std::shared_ptr<SharedBuffer>> buffer = group_->Allocate(layout.plan.bytes, "gradients");
+  GRADSYNC_RETURN_IF_ERROR(AgreeOnPlan(*group_, PlanDigest(layout.plan),
+                                       buffer ? OkStatus() : buffer.error(), options_.timeout));
+  layout.buffer = *std::move(buffer);
+  return layout;
+}
+
+Status Ddp::Adopt(Layout layout) {
+  for (const BucketInfo& info : layout.infos) {
+    GRADSYNC_RETURN_IF_ERROR(group_->DescribeBucket(info));
+  }
+  layout_ = std::move(layout);
+  readiness_ = Readiness(layout_.plan);
+  waited_.assign(bucket_count(), 0);
+  return OkStatus();
+}
+
+Result<Slot> Ddp::GetSlot(uint32_t parameter) const {
+  if (parameter >= parameter_count()) {
+    return Unexpected(OutOfRange("parameter", parameter, parameter_count()));
+  }
+  const PlannedSlot& slot = layout_.plan.slots[parameter];
+  return Slot{.data = layout_.buffer->data() + slot.offset,
+              .count = ElementCount(parameters_[parameter]),
+              .bucket = slot.bucket};
+}
+
+Result<Bucket> Ddp::GetBucket(uint32_t index) const {
+  if (index >= bucket_count()) return Unexpected(OutOfRange("bucket", index, bucket_count()));
+  const PlannedBucket& bucket = layout_.plan.buckets[index];
+  return Bucket{.data = layout_.buffer->data() + bucket.offset,
+                .count = bucket.count,
+                .dtype = bucket.dtype,
+                .parameters = bucket.parameters};
+}
+
+Status Ddp::Begin() {
+  GRADSYNC_RETURN_IF_ERROR(LeaveIteration());
+  readiness_.Reset();
+  waited_.assign(waited_.size(), 0);
+  waited_count_ = 0;
+  has_sequences_ = false;
+  phase_ = Phase::kIterating;
+  return OkStatus();
+}
+
+// To be between iterations: at once if nothing became ready in the current one. Otherwise the other
+// ranks wait, or will, for buckets that this one can never bring into step again.
+Status Ddp::LeaveIteration() {
+  if (!failure_.ok()) return failure_;
+  if (phase_ == Phase::kIterating && readiness_.any_ready()) {
+    const Status unfinished(Code::kFailedPrecondition,
+                            UnfinishedSentence(parameters_, readiness_.Unready(), rank()));
+    group_->Abort(unfinished);
+    return Fail(unfinished);
+  }
+  phase_ = Phase::kIdle;
+  return OkStatus();
+}
+
+Status Ddp::Fail(Status status) {
+  failure_ = std::move(status);
+  return failure_;
+}
+
+Result<bool> Ddp::Ready(uint32_t parameter) {
+  if (!failure_.ok()) return Unexpected(failure_);
+  if (phase_ != Phase::kIterating) return Unexpected(OutOfOrder("ready"));
+  if (parameter >= parameter_count()) {
+    return Unexpected(OutOfRange("parameter", parameter, parameter_count()));
+  }
+  switch (readiness_.MarkReady(parameter)) {
+    case Readiness::Event::kCounted:
+      return false;
+    case Readiness::Event::kBucketComplete:
+      GRADSYNC_RETURN_IF_ERROR(SubmitBucket(readiness_.BucketOf(parameter)));
+      return readiness_.all_ready();
+    case Readiness::Event::kAlreadyReady:
+      break;
+  }
+  return Unexpected(Code::kFailedPrecondition,
+                    ReadyTwiceSentence(parameters_[parameter], parameter));
+}
+
+// Buckets are numbered in index order, so the numbers are taken together, before the first of them
+// is handed over in whatever order.
+Status Ddp::SubmitBucket(uint32_t bucket) {
+  if (!has_sequences_) {
+    base_sequence_ = group_->ReserveSequences(bucket_count());
+    has_sequences_ = true;
+  }
+  const Status status =
+      group_->SubmitBucket(base_sequence_ + bucket, layout_.infos[bucket], *layout_.buffer,
+                           layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout);
+  return status.ok() ? status : Fail(status);
+}
+
+Status Ddp::Wait(uint32_t bucket) {
+  if (!failure_.ok()) return failure_;
+  if (phase_ != Phase::kIterating) return OutOfOrder("wait");
+  if (bucket >= bucket_count()) return OutOfRange("bucket", bucket, bucket_count());
+  if (!readiness_.IsBucketComplete(bucket)) {
+    std::vector<uint32_t> missing;
+    for (const uint32_t parameter : layout_.plan.buckets[bucket].parameters) {
+      if (!readiness_.IsReady(parameter)) missing.push_back(parameter);
+    }
+    return {Code::kFailedPrecondition, BucketNotReadySentence(parameters_, bucket, missing)};
+  }
+  if (waited_[bucket] != 0) return OkStatus();
+  Status status = group_->Wait(base_sequence_ + bucket, options_.timeout);
+  if (!status.ok()) return Fail(std::move(status));
+  waited_[bucket] = 1;
+  ++waited_count_;
+  return OkStatus();
+}
+
+Status Ddp::End() {
+  if (!failure_.ok()) return failure_;
+  if (phase_ != Phase::kIterating) return OutOfOrder("end");
+  if (waited_count_ != bucket_count()) {
+    return {Code::kFailedPrecondition, "end was called after " + std::to_string(waited_count_) +
+                                           " of " + std::to_string(bucket_count()) +
+                                           " buckets have been waited for"};
+  }
+  if (may_replan_ && first_order_.empty()) {
+    first_order_.assign(readiness_.order().begin(), readiness_.order().end());
+  }
+  phase_ = Phase::kIdle;
+  return OkStatus();
+}
+
+Result<bool> Ddp::Replan() {
+  GRADSYNC_RETURN_IF_ERROR(LeaveIteration());
+  // The same on every rank, or they would not make the same collectives: all have ended as many
+  // iterations, and their options have been compared.
+  if (!may_replan_ || first_order_.empty()) return false;
+  may_replan_ = false;
+  const Result<std::vector<uint32_t>> order = FirstRanksOrder();
+  if (!order) return Unexpected(Fail(order.error()));
+  return MoveTo(Plan(*order));
+}
+
+Result<bool> Ddp::MoveTo(BucketPlan plan) {
+  if (plan == layout_.plan) {
+    const Status agreed = AgreeOnPlan(*group_, PlanDigest(plan), OkStatus(), options_.timeout);
+    if (!agreed.ok()) return Unexpected(Fail(agreed));
+    return false;
+  }
+  Result<Layout> layout = Prepare(std::move(plan));
+  // Every rank has the same answer, so all stay together, where they are.
+  if (!layout && layout.error().code() == Code::kOutOfMemory) return false;
+  if (!layout) return Unexpected(Fail(layout.error()));
+  MoveGradients(*layout);
+  Status adopted = Adopt(*std::move(layout));
+  if (!adopted.ok()) return Unexpected(Fail(std::move(adopted)));
+  return true;
+}
+
+Result<std::vector<uint32_t>> Ddp::FirstRanksOrder() {
+  std::vector<uint32_t> order = std::exchange(first_order_, {});
+  GRADSYNC_RETURN_IF_ERROR(
+      group_->Broadcast(order.data(), order.size(), DType::kInt32, /*root=*/0, options_.timeout));
+  if (!IsPermutation(order, parameter_count())) {
+    return Unexpected(Code::kInternal, "rank " + std::to_string(group_->job_rank(0)) +
+                                           " sent an order of parameters that is not one");
+  }
+  return order;
+}
+
+void Ddp::MoveGradients(const Layout& target) const {
+  for (uint32_t i = 0; i < parameter_count(); ++i) {
+    const PlannedSlot& from = layout_.plan.slots[i];
+    const PlannedSlot& to = target.plan.slots[i];
+    std::memcpy(target.buffer->data() + to.offset, layout_.buffer->data() + from.offset, to.bytes);
+  }
+}
+
+std::vector<uint32_t> Ddp::Unready() const {
+  return phase_ == Phase::kIterating ? readiness_.Unready() : std::vector<uint32_t>();
+}
+
+}  // namespace gradsync

@@ -1,0 +1,72 @@
+#include "client/ddp/sentences.h"
+
+namespace gradsync {
+namespace {
+
+// A failed group's text holds just under 1000 bytes, of which PyTorch's words take half.
+constexpr size_t kNamesLimit = 200;
+constexpr size_t kIndicesLimit = 60;
+constexpr size_t kNameLimit = 120;
+
+constexpr char kUnfinished[] =
+    "Expected to have finished reduction in the prior iteration before starting a new one. ";
+constexpr char kUnused[] =
+    "This error indicates that your module has parameters that were not used in producing loss. "
+    "You can enable unused parameter detection by passing the keyword argument "
+    "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by making "
+    "sure all `forward` function outputs participate in calculating loss.";
+
+template <typename Describe>
+std::string List(std::span<const uint32_t> indices, const char* separator, size_t limit,
+                 const Describe& describe) {
+  std::string text;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::string item = describe(indices[i]);
+    if (i > 0 && text.size() + item.size() > limit) {
+      return text + " and " + std::to_string(indices.size() - i) + " more";
+    }
+    if (i > 0) text += separator;
+    text += item;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ListNames(std::span<const ParameterSpec> parameters, std::span<const uint32_t> indices,
+                      size_t limit) {
+  return List(indices, ", ", limit,
+              [&](uint32_t index) { return ShortName(parameters[index].name, kNameLimit); });
+}
+
+std::string UnfinishedSentence(std::span<const ParameterSpec> parameters,
+                               std::span<const uint32_t> unready, uint32_t rank) {
+  const std::string who = " for rank " + std::to_string(rank);
+  if (unready.empty()) {
+    return kUnfinished + ("Every gradient was handed over" + who) +
+           ", but backward ended before the averages were collected: look for the exception that "
+           "ended it.";
+  }
+  const std::string indices =
+      List(unready, " ", kIndicesLimit, [](uint32_t index) { return std::to_string(index); });
+  return std::string(kUnfinished) + kUnused + "\nParameters which did not receive grad" + who +
+         ": " + ListNames(parameters, unready, kNamesLimit) +
+         "\nParameter indices which did not receive grad" + who + ": " + indices;
+}
+
+std::string ReadyTwiceSentence(const ParameterSpec& parameter, uint32_t index) {
+  return "Expected to mark a variable ready only once. Parameter at index " +
+         std::to_string(index) + " with name " + ShortName(parameter.name, kNameLimit) +
+         " has been marked as ready twice in one iteration: two backward passes reached it after "
+         "one forward. Do all but the last under no_sync, and do not use one parameter in several "
+         "reentrant (checkpointed) backward passes.";
+}
+
+std::string BucketNotReadySentence(std::span<const ParameterSpec> parameters, uint32_t bucket,
+                                   std::span<const uint32_t> unready) {
+  return "bucket " + std::to_string(bucket) +
+         " has not been handed over; it lacks the gradients of " +
+         ListNames(parameters, unready, kNamesLimit);
+}
+
+}  // namespace gradsync
