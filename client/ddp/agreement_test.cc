@@ -246,6 +246,25 @@ TEST(AgreementRanksTest, CountsAreComparedBeforeShapes) {
   EXPECT_THAT(status.message(), HasSubstr("Parameter 4 is layer4.weight"));
 }
 
+TEST(AgreementRanksTest, ShapesThatDifferOnlyByAnEmptyDimensionAreTold) {
+  const Model flat = {{.name = "w", .shape = {2}}};
+  const Model empty = {{.name = "w", .shape = {2, 0}}};
+  EXPECT_THAT(AgreeOn({flat, empty}).message(), HasSubstr("with sizes [2, 0] appears not to"));
+  const Model scalar_first = {{.name = "s", .shape = {}}, {.name = "e", .shape = {0}}};
+  const Model empty_first = {{.name = "e", .shape = {0}}, {.name = "s", .shape = {}}};
+  EXPECT_THAT(AgreeOn({scalar_first, empty_first}).message(),
+              HasSubstr("with sizes [0] appears not to"));
+}
+
+// The lists are compared in pieces of 64: the difference may lie beyond the shorter one's last
+// piece.
+TEST(AgreementRanksTest, ListThatEndsWhereAPieceEndsIsComparedToo) {
+  EXPECT_THAT(AgreeOn({MakeModel(65), MakeModel(64)}).message(),
+              HasSubstr("Parameter 64 is layer64.weight, float32 [65, 2], on rank 0 and missing"));
+  EXPECT_THAT(AgreeOn({MakeModel(64), MakeModel(65)}).message(),
+              HasSubstr("Parameter 64 is missing on rank 0 and layer64.weight"));
+}
+
 TEST(AgreementRanksTest, RanksAreThoseOfTheJob) {
   const std::vector<Side> sides = {{.model = MakeModel(2)}, {.model = MakeModel(1)}};
   const Status status = AgreeOn(sides, {5, 7});
