@@ -11,6 +11,9 @@ jobs=$(nproc)
 # shellcheck disable=SC2034
 readonly root venv build logs jobs
 
+# What one working tree has compiled, another one need not.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
 die() {
   printf '%s: %s\n' "$(basename "$0")" "$*" >&2
   exit 1

@@ -1,7 +1,7 @@
 """Runs clang-tidy over the project's own C++ files, as many at a time as there are cores.
 
 A file is checked again only when it, a header that it includes, its compile command or .clang-tidy
-has changed: what was found clean is remembered in BUILD/tidy, by content.
+has changed: what was found clean is remembered by content, for every working tree of this user.
 
     tidy.py BUILD      BUILD: a build tree with compile_commands.json, built by Ninja
 """
@@ -15,10 +15,13 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CLEAN = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradsync" / "tidy"
+KEPT_S = 30 * 24 * 3600
 
 
 class Sources:
@@ -50,7 +53,7 @@ class Sources:
     def _key(self, source: Path, entry: dict[str, str]) -> str:
         digest = hashlib.sha256(self._common)
         command = entry["command"]
-        digest.update(command.encode())
+        digest.update(command.replace(str(ROOT), "").encode())
         output = shlex.split(command)[shlex.split(command).index("-o") + 1]
         for path in [source, *self._dependencies.get(output, [])]:
             digest.update(self._digest(path))
@@ -61,7 +64,8 @@ class Sources:
             # A package's header stands for itself: it changes with the package only.
             stat = path.stat()
             content = path.read_bytes() if self._is_ours(path) else b"%d" % stat.st_size
-            self._digests[path] = hashlib.sha256(str(path).encode() + content).digest()
+            name = str(path).removeprefix(str(ROOT)).encode()
+            self._digests[path] = hashlib.sha256(name + content).digest()
         return self._digests[path]
 
     def _read_dependencies(self) -> Iterator[tuple[str, list[Path]]]:
@@ -74,7 +78,7 @@ class Sources:
         ).stdout
         for block in log.split("\n\n"):
             head, *paths = block.splitlines() or [""]
-            files = [self._build / path.strip() for path in paths]
+            files = [Path(os.path.normpath(self._build / path.strip())) for path in paths]
             yield head.split(":")[0], [path for path in files if path.exists()]
 
 
@@ -94,10 +98,9 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     build = Path(sys.argv[1]).resolve()
-    clean = build / "tidy"
-    clean.mkdir(exist_ok=True)
+    CLEAN.mkdir(parents=True, exist_ok=True)
     units = list(Sources(build).units())
-    pending = [(source, key) for source, key in units if not (clean / key).exists()]
+    pending = [(source, key) for source, key in units if not (CLEAN / key).exists()]
     faults = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         complaints = pool.map(lambda unit: check(build, unit[0]), pending)
@@ -106,9 +109,10 @@ def main() -> int:
                 faults += 1
                 print(f"{source.relative_to(ROOT)}:\n{complaint}", flush=True)
             else:
-                (clean / key).touch()
-    for stale in {path.name for path in clean.iterdir()} - {key for _, key in units}:
-        (clean / stale).unlink()
+                (CLEAN / key).touch()
+    for path in CLEAN.iterdir():
+        if path.stat().st_mtime < time.time() - KEPT_S:
+            path.unlink()
     print(f"{len(units)} files, {len(pending)} of them checked now, {faults} with faults")
     return 1 if faults else 0
 
