@@ -18,6 +18,9 @@ namespace gradsync {
 // One operation whose inputs are all there. Ranks are indices into `inputs` and `outputs`, in the
 // group's order. `outputs[i]` may equal `inputs[i]` (in place); other overlaps are not allowed.
 struct Task {
+  // The owner's name for it, by which it is known after a crash (cpu/recovery.h). Others may share
+  // it where nothing is recovered.
+  uint64_t id = 0;
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -35,9 +38,10 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Carries out `task`. Small tasks run on the calling thread before Run returns true. Otherwise Run
-  // returns false at once, and `done` is called exactly once, on a thread of the engine, when every
-  // output is written (with release: the caller need not synchronise further). One thread calls Run.
+  // Carries out `task`. Small tasks run on the calling thread before Run returns true. Otherwise
+  // Run returns false at once, and `done` is called exactly once, on a thread of the engine, when
+  // every output is written (with release: the caller need not synchronise further). One thread
+  // calls Run.
   virtual bool Run(std::shared_ptr<const Task> task, std::function<void()> done) = 0;
 
   // Threads that work on large tasks.

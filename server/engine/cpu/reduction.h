@@ -1,0 +1,81 @@
+// One all-reduce over memory, cut into batches that any thread may do.
+#ifndef GRADSYNC_SERVER_ENGINE_CPU_REDUCTION_H_
+#define GRADSYNC_SERVER_ENGINE_CPU_REDUCTION_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "server/engine/cpu/journal.h"
+#include "server/engine/cpu/kernels.h"
+#include "server/engine/engine.h"
+
+namespace gradsync {
+
+// Bytes of one rank's input.
+uint64_t InputBytes(const Task& task);
+
+// Whether an output of `task` is its input: then only a journal makes it safe against a death.
+bool IsInPlace(const Task& task);
+
+// Batches of `tiles_per_batch` tiles that `task`'s result is cut into.
+uint64_t BatchCount(const Task& task, uint64_t tiles_per_batch);
+
+// The points of a journaled reduction at which a test may look at it, or die.
+enum class Step : uint8_t {
+  kBatchBegun,    // the batch is claimed
+  kTileCombined,  // a result is in the slot, not declared valid yet
+  kTileValid,     // it is, and no rank has it
+  kTileStored,    // every rank has it, not declared done yet
+  kTileDone,      // it is
+  kBatchEnded,    // the batch is marked, the slot free
+};
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Called on the thread that did the step, with the slot that it uses.
+  virtual void At(Step step, JournalSlot& slot) = 0;
+};
+
+class Reduction {
+ public:
+  // `task`, which is borrowed, is an all_reduce or bucket_reduce of a supported type and operation,
+  // with at least one rank and one element.
+  Reduction(const Task& task, uint64_t tiles_per_batch);
+
+  uint64_t batches() const { return BatchCount(task_, tiles_per_batch_); }
+
+  // Does a batch of an out-of-place task. `result` is kTileBytes of scratch.
+  void RunBatch(uint64_t batch, std::byte* result) const;
+
+  // Does a batch and writes it down in `record` and `slot` of `journal`. `observer`, for tests, may
+  // be null: then it costs nothing.
+  void RunBatch(uint64_t batch, const Journal& journal, uint32_t record, uint32_t slot,
+                StepObserver* observer) const;
+
+  // Finishes the batch that `slot` of `journal` has begun, for `record`.
+  void ResumeBatch(const Journal& journal, uint32_t record, uint32_t slot,
+                   StepObserver* observer) const;
+
+ private:
+  template <class Progress>
+  void RunTiles(uint64_t batch, uint64_t first, Progress& progress) const;
+  template <class Progress>
+  void Resume(uint64_t batch, uint64_t progress_word, Progress& progress) const;
+  template <class Progress>
+  void StoreTile(uint64_t batch, uint64_t tile, Progress& progress) const;
+
+  uint64_t TilesIn(uint64_t batch) const;
+
+  const Task& task_;
+  uint64_t tiles_per_batch_;
+  uint64_t bytes_;  // of one rank
+  uint64_t tiles_;
+  uint64_t tiles_ahead_;  // how far in front of the stores the inputs are fetched
+  CombineKernel combine_;
+  SpreadKernel spread_;
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_ENGINE_CPU_REDUCTION_H_
