@@ -1,0 +1,89 @@
+#include "client/torch/broadcaster.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "client/torch/tensors.h"
+
+namespace gradsync::torch {
+namespace {
+
+// Tensors lie in a chunk at multiples of this, so that each is aligned for its type.
+constexpr int64_t kAlignment = 64;
+
+int64_t PaddedBytes(const at::Tensor& tensor) {
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// The part of a chunk at `data` as a tensor like `like`.
+at::Tensor PartAt(std::byte* data, const at::Tensor& like) {
+  return at::from_blob(data, like.sizes(), like.options().requires_grad(false));
+}
+
+}  // namespace
+
+void Broadcaster::Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
+                            uint32_t root) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : tensors) CheckDenseCpu(tensor, "broadcast");
+  const at::Tensor* const end = tensors.data() + tensors.size();
+  for (const at::Tensor* begin = tensors.data(); begin != end;) {
+    const at::Tensor* next = begin;
+    int64_t bytes = 0;
+    do {
+      bytes += PaddedBytes(*next);
+      ++next;
+    } while (next != end && bytes + PaddedBytes(*next) <= chunk_bytes);
+    BroadcastChunk(begin, next, bytes, root);
+    begin = next;
+  }
+}
+
+void Broadcaster::BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes,
+                                 uint32_t root) {
+  if (bytes == 0) return;
+  // Zeroed: the padding is sent too.
+  const at::Tensor chunk = at::zeros({bytes}, at::kByte);
+  auto* const data = static_cast<std::byte*>(chunk.data_ptr());
+  const bool is_root = group_.rank() == root;
+  const auto copy_each = [&](bool into_chunk) {
+    int64_t offset = 0;
+    for (const at::Tensor* tensor = begin; tensor != end; ++tensor) {
+      const at::Tensor part = PartAt(data + offset, *tensor);
+      // Detached: it shares the memory but has a version counter of its own.
+      const at::Tensor target = tensor->detach();
+      if (into_chunk) {
+        part.copy_(target);
+      } else {
+        target.copy_(part);
+      }
+      offset += PaddedBytes(*tensor);
+    }
+  };
+  if (is_root) copy_each(true);
+  group_.Broadcast(data, static_cast<uint64_t>(bytes), GRADSYNC_UINT8, root, timeout_);
+  if (!is_root) copy_each(false);
+}
+
+std::vector<std::string> Broadcaster::AllGather(const std::string& text) {
+  const uint32_t size = group_.size();
+  const auto length = static_cast<int64_t>(text.size());
+  std::vector<int64_t> lengths(size);
+  group_.AllGather(&length, lengths.data(), 1, GRADSYNC_INT64, timeout_);
+  const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::vector<std::string> texts(size);
+  if (longest == 0) return texts;
+  std::string padded = text;
+  padded.resize(longest);
+  std::string all(longest * size, '\0');
+  group_.AllGather(padded.data(), all.data(), longest, GRADSYNC_UINT8, timeout_);
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    texts[rank] = all.substr(longest * rank, static_cast<size_t>(lengths[rank]));
+  }
+  return texts;
+}
+
+}  // namespace gradsync::torch

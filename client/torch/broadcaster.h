@@ -1,0 +1,40 @@
+// Makes tensors the same on every rank, many at a time.
+#ifndef GRADSYNC_CLIENT_TORCH_BROADCASTER_H_
+#define GRADSYNC_CLIENT_TORCH_BROADCASTER_H_
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/torch/session.h"
+
+namespace gradsync::torch {
+
+// A group of ranks that is used for nothing else. One thread at a time.
+class Broadcaster {
+ public:
+  Broadcaster(std::shared_ptr<Session> session, const std::string& tag,
+              const std::vector<uint32_t>& ranks, Timeout timeout)
+      : group_(std::move(session), tag, ranks, timeout), timeout_(timeout) {}
+
+  // Overwrites `tensors` with rank `root`'s (an index in the group), in chunks of at most
+  // `chunk_bytes` but at least one tensor. Every rank must pass the same sizes and types. Neither
+  // autograd nor version counters notice.
+  void Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes, uint32_t root);
+
+  // What every rank passed, in the group's order.
+  std::vector<std::string> AllGather(const std::string& text);
+
+ private:
+  void BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes, uint32_t root);
+
+  Group group_;
+  Timeout timeout_;
+};
+
+}  // namespace gradsync::torch
+
+#endif  // GRADSYNC_CLIENT_TORCH_BROADCASTER_H_

@@ -1,0 +1,116 @@
+// gradsync as a backend of torch.distributed.
+#ifndef GRADSYNC_CLIENT_TORCH_PROCESS_GROUP_H_
+#define GRADSYNC_CLIENT_TORCH_PROCESS_GROUP_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "client/torch/ordered_worker.h"
+#include "client/torch/session.h"
+
+namespace gradsync::torch {
+
+// The collectives of one process group, in the order of their calls. A call that need not be
+// asynchronous is carried out on the calling thread when no earlier one is under way; the others on
+// a thread of the group. Works fail with Error; a timeout that is not given (-1) is the group's.
+//
+// Thread-safe, but as with any backend every rank must make the same calls in the same order.
+class ProcessGroupGradsync : public c10d::Backend {
+ public:
+  // Blocks until every rank of the group has come. `owns_session`: shutting this group down, the
+  // default one, closes the session.
+  ProcessGroupGradsync(std::shared_ptr<Session> session, const std::string& group_name,
+                       const std::vector<uint32_t>& ranks, int rank,
+                       std::chrono::milliseconds timeout, bool owns_session);
+  ~ProcessGroupGradsync() override;
+
+  const std::shared_ptr<Session>& session() const { return session_; }
+
+  const std::string getBackendName() const override { return "gradsync"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+  // Waits for what is under way. Nothing may be asked for afterwards.
+  void shutdown() override;
+  // What waits fails at once; what is under way, when the daemon hears that the session has ended.
+  void abort() override;
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                     std::vector<at::Tensor>& inputs,
+                                                     const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> all_gather_single_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
+
+  // Not offered yet: each throws NotImplementedError, which names it.
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>&,
+                                                  const c10d::AllreduceOptions&) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>&,
+                                        const c10d::ReduceOptions&) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>&,
+                                        std::vector<at::Tensor>&,
+                                        const c10d::GatherOptions&) override;
+  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor&, at::Tensor&,
+                                               const c10d::GatherOptions&) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>&,
+                                         std::vector<std::vector<at::Tensor>>&,
+                                         const c10d::ScatterOptions&) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>&,
+                                                std::vector<std::vector<at::Tensor>>&,
+                                                const c10d::ReduceScatterOptions&) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor&, at::Tensor&,
+                                                       const c10d::ReduceScatterOptions&) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_single_coalesced(
+      std::vector<at::Tensor>&, std::vector<at::Tensor>&,
+      const c10d::ReduceScatterOptions&) override;
+  c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor&, at::Tensor&, std::vector<int64_t>&,
+                                                   std::vector<int64_t>&,
+                                                   const c10d::AllToAllOptions&) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>&, std::vector<at::Tensor>&,
+                                          const c10d::AllToAllOptions&) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>&, int) override;
+
+ private:
+  // How one call is to be carried out.
+  struct Call {
+    c10d::OpType type;
+    const char* title;
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  // `operation(group, timeout)`.
+  template <typename Operation>
+  c10::intrusive_ptr<c10d::Work> Start(const Call& call, std::vector<at::Tensor> outputs,
+                                       Operation operation);
+
+  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<const Group> group_;
+  const bool owns_session_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<uint64_t> sequence_{0};
+  OrderedWorker worker_;
+};
+
+}  // namespace gradsync::torch
+
+#endif  // GRADSYNC_CLIENT_TORCH_PROCESS_GROUP_H_

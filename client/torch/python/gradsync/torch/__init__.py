@@ -1,0 +1,38 @@
+"""gradsync for PyTorch.
+
+A trainer that runs under ``torchrun`` changes two lines. Its own::
+
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(model)
+
+become::
+
+    import torch.distributed as dist
+    from gradsync.torch import DistributedDataParallel
+
+    dist.init_process_group("gradsync")
+    model = DistributedDataParallel(model)
+
+Importing this module registers the backend ``"gradsync"`` for CPU tensors. The backend and the
+class can be had apart: ``DistributedDataParallel`` works over a process group of any backend, and
+torch's own works over ``"gradsync"``.
+
+The backend offers all_reduce (sum, average, minimum, maximum, product), broadcast, all_gather, and
+barrier, asynchronous or not, in groups made by ``new_group``; the rest raises
+``NotImplementedError``. Results are bitwise the same on every rank and from run to run. Errors are
+those of :mod:`gradsync.errors`.
+
+The daemon is found as follows: the socket that ``GRADSYNC_SOCKET`` names, else the system's at
+``/run/gradsync/gradsyncd.sock``, else a private one, which the first rank starts and which ends by
+itself.
+"""
+
+from gradsync.torch._backend import register_backend
+from gradsync.torch.distributed import DistributedDataParallel
+
+register_backend()
+
+__all__ = ["DistributedDataParallel"]

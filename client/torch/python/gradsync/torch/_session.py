@@ -1,0 +1,112 @@
+"""The sessions of this process: one for each default process group, shared by all over it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import uuid
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from gradsync.torch import _C
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+_STORE_TIMEOUT_S = 300.0
+
+
+@dataclass
+class Job:
+    """This process as one rank of a job."""
+
+    session: _C.Session
+    _tags: Counter[str] = field(default_factory=Counter)
+
+    def new_tag(self, kind: str, group: ProcessGroup) -> str:
+        """A name for a new group of ``group``'s ranks: the same on each of them if all ask for
+        their tags in the same order, as for every collective."""
+        stem = f"{kind}:{group.group_name}"
+        self._tags[stem] += 1
+        return f"{stem}:{self._tags[stem] - 1}"
+
+
+# Not by the backend alone: the default group may be another backend's. An entry goes with its
+# group.
+_jobs: weakref.WeakKeyDictionary[ProcessGroup, Job] = weakref.WeakKeyDictionary()
+
+
+def open_job(
+    group: ProcessGroup, store: Store, rank: int, world_size: int, timeout: timedelta
+) -> Job:
+    """Opens the session of the default process group ``group``, whose ranks all do so now."""
+    _prefer_own_daemon()
+    job = Job(
+        _C.Session(
+            job=_agree_on_name(store, rank, world_size),
+            generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            world_size=world_size,
+            rank=rank,
+            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            timeout=timeout,
+        )
+    )
+    _jobs[group] = job
+    return job
+
+
+def current_job() -> Job:
+    """The job of the default process group. Where that is another backend's, the first call opens
+    the session, and all ranks of the default group must make it."""
+    group = dist.distributed_c10d._get_default_group()
+    job = _jobs.get(group)
+    if job is None:
+        store = dist.PrefixStore("gradsync", dist.distributed_c10d._get_default_store())
+        job = open_job(group, store, dist.get_rank(), dist.get_world_size(), timeout_of(group))
+    return job
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """The timeout of a process group's operations."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+        return backend.options._timeout
+    except (AttributeError, RuntimeError):  # a backend that does not tell
+        return dist.distributed_c10d.default_pg_timeout
+
+
+def _agree_on_name(store: Store, rank: int, world_size: int) -> str:
+    """A name for the job, the same on every rank, and a new one each time that the ranks meet,
+    though the store may be the same."""
+    # Nobody comes for the second time before everybody has come for the first.
+    meeting = (store.add("arrivals", 1) - 1) // world_size
+    key = f"job/{meeting}"
+    if rank == 0:
+        run = os.environ.get("GRADSYNC_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
+        store.set(key, f"{run[:96]}-{uuid.uuid4().hex[:12]}")
+    store.wait([key], timedelta(seconds=_STORE_TIMEOUT_S))
+    return store.get(key).decode()
+
+
+def _prefer_own_daemon() -> None:
+    """Where a daemon has to be started, it is the one that was installed with this package: the
+    environment's ``bin`` need not be in PATH."""
+    daemon = Path(sys.executable).with_name("gradsyncd")
+    if daemon.exists():
+        os.environ.setdefault("GRADSYNC_DAEMON", str(daemon))
+
+
+@atexit.register
+def _close_sessions() -> None:
+    """Says goodbye, so that the daemon does not take an orderly end for a crash."""
+    for job in list(_jobs.values()):
+        job.session.close()

@@ -1,0 +1,41 @@
+// The handle of one collective.
+#ifndef GRADSYNC_CLIENT_TORCH_WORK_H_
+#define GRADSYNC_CLIENT_TORCH_WORK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace gradsync::torch {
+
+// Completed once, from any thread; awaited from any number of them.
+class CollectiveWork : public c10d::Work {
+ public:
+  // `title` names it to the profiler. `outputs` is what the future holds.
+  CollectiveWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
+                 uint64_t sequence, std::chrono::milliseconds timeout);
+
+  // With null: it has succeeded.
+  void Complete(const std::exception_ptr& exception);
+
+  std::vector<at::Tensor> result() override { return outputs_; }
+  // The outputs, as a list of tensors. Made on demand: most works are only waited for.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+
+ private:
+  void Settle(c10::ivalue::Future& future);
+
+  const std::vector<at::Tensor> outputs_;
+  const uint64_t sequence_;
+  const std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+  bool settled_ = false;                            // under mutex_: the future has its value
+};
+
+}  // namespace gradsync::torch
+
+#endif  // GRADSYNC_CLIENT_TORCH_WORK_H_
