@@ -1,0 +1,270 @@
+// gradsyncd: the daemon's main. Flags, log, signals, notifications; all else is in Server.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/engine/cpu/cpu_engine.h"
+#include "server/local/flags.h"
+#include "server/local/log.h"
+#include "server/local/server.h"
+#include "shm/protocol.h"
+#include "shm/status.h"
+#include "shm/unique_fd.h"
+
+ABSL_FLAG(std::string, socket, gradsync::kSystemSocket,
+          "Where trainers connect. A stale socket file is replaced; with another daemon behind it, "
+          "or any other file there, gradsyncd ends with an error.");
+ABSL_FLAG(std::string, socket_mode, "0600",
+          "The socket file's mode, octal: who may connect. 0666 serves every user of the machine "
+          "(jobs of different users never meet), 0600 the daemon's own user only.");
+ABSL_FLAG(int, threads, 0, "Threads that reduce large buffers. 0: by the cores it may use.");
+ABSL_FLAG(gradsync::Seconds, idle_exit, {absl::ZeroDuration()},
+          "Ends by itself after this time without a session. 0: never.");
+ABSL_FLAG(gradsync::Seconds, drain_timeout, {absl::Seconds(30)},
+          "How long SIGTERM or SIGINT wait for running operations; a second signal does not.");
+ABSL_FLAG(uint32_t, max_sessions, 1024, "Sessions (ranks) at a time.");
+ABSL_FLAG(uint64_t, max_session_bytes, 0,
+          "Bytes of segments of one session. 0: as --max-total-bytes.");
+ABSL_FLAG(uint64_t, max_total_bytes, 0,
+          "Bytes of segments of all sessions together. 0: the machine's memory.");
+ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warning, error, critical or off.");
+ABSL_FLAG(std::string, log_file, "",
+          "Appends the log to this file; empty: stderr. SIGHUP is ignored: rotate with "
+          "copytruncate.");
+ABSL_FLAG(int, ready_fd, -1,
+          "When trainers can connect, writes a newline to this inherited descriptor and closes it. "
+          "On a start-up error it is closed without.");
+ABSL_FLAG(bool, detach, false,
+          "Goes on in a background process with a session of its own; the one that was started "
+          "ends at once.");
+ABSL_FLAG(bool, version, false, "Prints the version and ends.");
+ABSL_FLAG(bool, help, false, "Prints this text and ends.");
+
+namespace gradsync {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+// What concerns one start only is not taken from the environment.
+constexpr std::array kFlags = {
+    FlagName{"socket"},
+    FlagName{"socket_mode"},
+    FlagName{"threads"},
+    FlagName{"idle_exit"},
+    FlagName{"drain_timeout"},
+    FlagName{"max_sessions"},
+    FlagName{"max_session_bytes"},
+    FlagName{"max_total_bytes"},
+    FlagName{"log_level"},
+    FlagName{"log_file"},
+    FlagName{"ready_fd", false},
+    FlagName{"detach", false},
+    FlagName{"version", false},
+    FlagName{"help", false},
+};
+
+Result<mode_t> ParseMode(const std::string& text) {
+  uint32_t mode = 0;
+  for (const char digit : text) {
+    if (digit < '0' || digit > '7' || mode > 0777) {
+      mode = ~0u;
+      break;
+    }
+    mode = mode * 8 + static_cast<uint32_t>(digit - '0');
+  }
+  if (!text.empty() && mode <= 0777) return mode;
+  return Unexpected(Code::kInvalidArgument,
+                    absl::StrCat("--socket-mode: '", text, "' is not an octal mode up to 0777"));
+}
+
+Result<ServerOptions> OptionsFromFlags() {
+  Result<mode_t> mode = ParseMode(absl::GetFlag(FLAGS_socket_mode));
+  if (!mode) return Unexpected(mode.error());
+  if (absl::GetFlag(FLAGS_threads) < 0) {
+    return Unexpected(Code::kInvalidArgument, "--threads: must not be negative");
+  }
+  if (const int fd = absl::GetFlag(FLAGS_ready_fd); fd != -1 && fcntl(fd, F_GETFD) < 0) {
+    return Unexpected(Code::kInvalidArgument,
+                      absl::StrCat("--ready-fd: ", fd, " is not an open descriptor"));
+  }
+  ServerOptions options;
+  // Absolute, so that the file is still found to be removed after a change of directory.
+  std::error_code error;
+  options.socket = std::filesystem::absolute(absl::GetFlag(FLAGS_socket), error).string();
+  options.socket_mode = *mode;
+  options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  options.max_session_bytes = absl::GetFlag(FLAGS_max_session_bytes);
+  options.max_total_bytes = absl::GetFlag(FLAGS_max_total_bytes);
+  options.idle_exit = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_idle_exit).value);
+  options.drain_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_drain_timeout).value);
+  return options;
+}
+
+// A session takes up to four descriptors; the soft limit is often 1024.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// SIGTERM and SIGINT drain the server, the next of them ends the process. Blocks both in every
+// thread that is made after it, so it must come before all of them.
+class SignalThread {
+ public:
+  SignalThread() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  }
+
+  void Start(Server* server) {
+    thread_ = std::thread([this, server] {
+      for (int received = 0;; ++received) {
+        int signal = 0;
+        sigwait(&signals_, &signal);
+        if (ended_.load()) return;
+        if (received > 0) _exit(kExitFailure);
+        server->Stop();
+      }
+    });
+  }
+
+  // Before the server goes.
+  void End() {
+    ended_.store(true);
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+
+ private:
+  sigset_t signals_{};
+  std::thread thread_;
+  std::atomic<bool> ended_{false};
+};
+
+// The parent of what goes on must not run what the child will (destructors, exit handlers).
+Status Detach() {
+  const pid_t child = fork();
+  if (child < 0) return ErrnoStatus(Code::kInternal, errno, "cannot detach");
+  if (child > 0) _exit(EXIT_SUCCESS);
+  setsid();
+  return OkStatus();
+}
+
+// sd_notify(3): systemd's Type=notify units wait for READY=1.
+void NotifySystemd(const char* state) {
+  const char* path = std::getenv("NOTIFY_SOCKET");
+  if (path == nullptr || (path[0] != '/' && path[0] != '@')) return;
+  sockaddr_un address{};
+  const size_t length = std::strlen(path);
+  if (length >= sizeof(address.sun_path)) return;
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path, length);
+  if (path[0] == '@') address.sun_path[0] = '\0';  // a name outside the file system
+  const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
+  sendto(fd.get(), state, std::strlen(state), MSG_NOSIGNAL,
+         reinterpret_cast<const sockaddr*>(&address), size);
+}
+
+void AnnounceReady(UniqueFd ready_fd) {
+  if (ready_fd.valid()) {
+    [[maybe_unused]] const ssize_t written = write(ready_fd.get(), "\n", 1);
+  }
+  NotifySystemd("READY=1");
+}
+
+int Fail(const Status& status, int exit_code) {
+  std::cerr << "gradsyncd: " << status.message() << "\n";
+  return exit_code;
+}
+
+Status Serve(ServerOptions options) {
+  UniqueFd ready_fd(absl::GetFlag(FLAGS_ready_fd));
+  if (ready_fd.valid()) fcntl(ready_fd.get(), F_SETFD, FD_CLOEXEC);
+  SignalThread signals;
+  CpuEngineOptions engine_options;
+  engine_options.threads = absl::GetFlag(FLAGS_threads);
+  Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::Create(engine_options);
+  if (!engine) return engine.error();
+  const std::shared_ptr<spdlog::logger> logger = options.logger;
+  Result<std::unique_ptr<Server>> server = Server::Create(std::move(options), *std::move(engine));
+  if (!server) return server.error();
+  signals.Start(server->get());
+  AnnounceReady(std::move(ready_fd));
+  const Status status = (*server)->Run();
+  NotifySystemd("STOPPING=1");
+  LogEvent(*logger, status.ok() ? spdlog::level::info : spdlog::level::err, "end", "result",
+           CodeName(status.code()), "reason", status.message());
+  // Operations that are stuck would hold up the engine's destructor.
+  if (!status.ok()) _exit(kExitFailure);
+  signals.End();
+  return status;
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string> environment = [] {
+    std::vector<std::string> entries;
+    for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
+    return entries;
+  }();
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (Status status = SetFlags(kFlags, environment, arguments); !status.ok()) {
+    return Fail(status, kExitUsage);
+  }
+  if (absl::GetFlag(FLAGS_help)) {
+    std::cout << "gradsyncd averages the gradients of the trainers on this machine.\n\n"
+              << "Flags (precedence: command line, flag file, environment):\n"
+              << DescribeFlags(kFlags);
+    return EXIT_SUCCESS;
+  }
+  if (absl::GetFlag(FLAGS_version)) {
+    std::cout << "gradsyncd " << GRADSYNC_VERSION << " (protocol " << kProtocolVersion << ")\n";
+    return EXIT_SUCCESS;
+  }
+  Result<ServerOptions> options = OptionsFromFlags();
+  if (!options) return Fail(options.error(), kExitUsage);
+  auto logger = MakeLogger(absl::GetFlag(FLAGS_log_level), absl::GetFlag(FLAGS_log_file));
+  if (!logger) return Fail(logger.error(), kExitUsage);
+  options->logger = *logger;
+  // A log whose reader has gone must not end the daemon, nor the end of the terminal it came from.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGHUP, SIG_IGN);
+  RaiseDescriptorLimit();
+  if (absl::GetFlag(FLAGS_detach)) {
+    if (Status status = Detach(); !status.ok()) return Fail(status, kExitFailure);
+  }
+  if (Status status = Serve(*std::move(options)); !status.ok()) return Fail(status, kExitFailure);
+  return EXIT_SUCCESS;
+}
+
+}  // namespace
+}  // namespace gradsync
+
+int main(int argc, char** argv) { return gradsync::Main(argc, argv); }

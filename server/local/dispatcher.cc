@@ -1,0 +1,342 @@
+#include "server/local/dispatcher.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/local/frames.h"
+#include "server/local/submissions.h"
+#include "server/local/text.h"
+#include "shm/protocol.h"
+
+namespace gradsync {
+namespace {
+
+// How much of one session is handled before the others have their turn.
+constexpr uint32_t kEntriesPerRound = 64;
+constexpr int kFramesPerRound = 16;
+
+constexpr char kVersion[] = GRADSYNC_VERSION;
+
+}  // namespace
+
+Dispatcher::Dispatcher(const ServerOptions& options, Executor* executor, Poller* poller)
+    : options_(options),
+      executor_(executor),
+      poller_(poller),
+      total_bytes_(std::make_shared<Budget>(options.max_total_bytes)) {}
+
+void Dispatcher::Accept(UniqueFd socket, Time now) {
+  if (executor_->connections() >= options_.max_sessions) {
+    CloseWithError(std::move(socket), 0,
+                   {Code::kOutOfMemory, absl::StrCat("gradsyncd serves ", options_.max_sessions,
+                                                     " sessions already, as many as it may; raise "
+                                                     "its --max-sessions")});
+    return;
+  }
+  const Result<uid_t> uid = PeerUid(socket.get());
+  if (!uid) {
+    CloseWithError(std::move(socket), 0, uid.error());
+    return;
+  }
+  const SegmentLimits limits{options_.max_segments_per_session, options_.max_session_bytes};
+  auto session = std::make_unique<TrainerSession>(++last_session_, std::move(socket), *uid,
+                                                  SegmentTable(limits, total_bytes_));
+  TrainerSession* added = session.get();
+  executor_->Add(std::move(session));
+  silent_.emplace_back(now + options_.hello_timeout, added->id());
+  if (const Status watched = added->Watch(poller_); !watched.ok()) {
+    executor_->Break(added, 0, watched);
+  }
+}
+
+void Dispatcher::CloseSilent(Time now) {
+  while (!silent_.empty() && silent_.front().first <= now) {
+    TrainerSession* session = executor_->Find(silent_.front().second);
+    silent_.pop_front();
+    if (session == nullptr || session->joined()) continue;
+    executor_->Break(session, 0, {Code::kDeadlineExceeded, "the connection sent no HELLO in time"});
+  }
+}
+
+std::optional<Time> Dispatcher::NextDeadline() const {
+  if (silent_.empty()) return std::nullopt;
+  return silent_.front().first;
+}
+
+void Dispatcher::HandleEvent(const PollEvent& event, Time now) {
+  TrainerSession* session = executor_->Find(event.session);
+  if (session == nullptr) return;
+  ReceiveFrames(session, now);
+  if (event.source != EventSource::kProcess || session->closed()) return;
+  CatchUp();
+  if (!session->closed()) executor_->Lost(session);
+}
+
+bool Dispatcher::DrainRings() { return DrainRings(kEntriesPerRound); }
+
+bool Dispatcher::DrainRings(uint32_t limit) {
+  bool any = false;
+  // Entries change no list here: sessions that end in the meantime stay in it until they are
+  // reaped.
+  for (TrainerSession* session : executor_->joined()) {
+    if (!session->closed()) any |= DrainRing(session, limit);
+  }
+  return any;
+}
+
+// To be called after a frame or a hang-up was read and before it is acted upon: what trainers wrote
+// to their rings before that comes first, as it did for them.
+void Dispatcher::CatchUp() { DrainRings(kRingEntries); }
+
+bool Dispatcher::DrainRing(TrainerSession* session, uint32_t limit) {
+  Submission entry;
+  uint32_t taken = 0;
+  for (; taken < limit && !session->closed(); ++taken) {
+    const RingReader::Pop pop = session->ring().TryPop(&entry);
+    if (pop == RingReader::Pop::kEmpty) break;
+    if (pop == RingReader::Pop::kCorrupt) {
+      executor_->Break(session, 0,
+                       {Code::kProtocol, "the submission ring is corrupt: its head is impossible"});
+    } else {
+      HandleEntry(session, entry);
+    }
+  }
+  return taken > 0;
+}
+
+void Dispatcher::HandleEntry(TrainerSession* session, const Submission& entry) {
+  JobTable& jobs = executor_->jobs();
+  Result<CheckedSubmission> checked =
+      CheckSubmission(entry, jobs.FindGroup(session->id(), entry.group), session->segments());
+  if (!checked) {
+    executor_->Break(session, 0, checked.error());
+    return;
+  }
+  executor_->Apply(jobs.Submit(session->id(), entry.group, checked->operation,
+                               std::move(checked->buffers), std::chrono::steady_clock::now()));
+}
+
+bool Dispatcher::PrepareToSleep() {
+  bool may_sleep = true;
+  for (TrainerSession* session : executor_->joined()) may_sleep &= session->ring().PrepareToSleep();
+  return may_sleep;
+}
+
+void Dispatcher::WakeUp() {
+  for (TrainerSession* session : executor_->joined()) session->ring().WakeUp();
+}
+
+void Dispatcher::ReceiveFrames(TrainerSession* session, Time now) {
+  for (int i = 0; i < kFramesPerRound && !session->closed(); ++i) {
+    const Result<Frame> frame = session->Receive();
+    if (!frame && frame.error().code() == Code::kDeadlineExceeded) return;  // nothing more there
+    CatchUp();
+    if (session->closed()) return;
+    if (frame) {
+      HandleFrame(session, *frame, now);
+      continue;
+    }
+    if (frame.error().code() == Code::kDaemonLost) {  // seen from this end: the trainer is gone
+      executor_->Lost(session);
+    } else {
+      executor_->Break(session, 0, frame.error());
+    }
+  }
+}
+
+void Dispatcher::HandleFrame(TrainerSession* session, const Frame& frame, Time now) {
+  const Result<FrameHeader> header = CheckHeader(frame.bytes);
+  if (!header) {
+    executor_->Break(session, 0, header.error());
+    return;
+  }
+  Status handled = frame.fds.empty()
+                       ? HandleRequest(session, *header, frame.bytes, now)
+                       : Status(Code::kProtocol, absl::StrCat("a ", FrameTypeName(header->type),
+                                                              " frame carries descriptors"));
+  if (!handled.ok()) executor_->Break(session, header->request_id, handled);
+}
+
+Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& header,
+                                 std::span<const std::byte> frame, Time now) {
+  const auto type = static_cast<FrameType>(header.type);
+  if (session->joined() == (type == FrameType::kHello)) {
+    return {Code::kProtocol,
+            absl::StrCat("the first frame of a session, and no other, must be HELLO; this is ",
+                         FrameTypeName(header.type))};
+  }
+  switch (type) {
+    case FrameType::kHello:
+      return HandleHello(session, frame, now);
+    case FrameType::kAllocateSegment:
+      return HandleAllocate(session, frame);
+    case FrameType::kFreeSegment:
+      return HandleFree(session, frame);
+    case FrameType::kCreateGroup:
+      return HandleCreateGroup(session, frame, now);
+    case FrameType::kDestroyGroup:
+      return HandleDestroyGroup(session, frame, now);
+    case FrameType::kAbortGroup:
+      return HandleAbortGroup(session, frame, now);
+    case FrameType::kDescribeBucket:
+      return HandleDescribeBucket(session, frame);
+    case FrameType::kGoodbye:
+      return HandleGoodbye(session, frame);
+    case FrameType::kWelcome:
+    case FrameType::kSegmentAllocated:
+    case FrameType::kGroupCreated:
+    case FrameType::kDone:
+    case FrameType::kError:
+      break;
+  }
+  return {Code::kProtocol,
+          absl::StrCat(FrameTypeName(header.type), " is no request that a trainer can make")};
+}
+
+Status Dispatcher::HandleHello(TrainerSession* session, std::span<const std::byte> frame,
+                               Time now) {
+  const Result<Hello> hello = CheckMessage<Hello>(frame);
+  if (!hello) return hello.error();
+  Result<JoinRequest> request = CheckHello(*hello, session->uid());
+  if (!request) return request.error();
+  // Before the job hears of the rank: a daemon that is short of memory must not disturb the others.
+  GRADSYNC_RETURN_IF_ERROR(session->OpenControl(poller_));
+  Actions actions;
+  const Status joined = executor_->jobs().Join(session->id(), *request, now, &actions);
+  if (joined.ok()) {
+    auto welcome = MakeMessage<Welcome>(hello->header.request_id);
+    welcome.session = session->id();
+    welcome.spin_us = SpinMicroseconds(request->local_world_size);
+    welcome.daemon_version.Set(kVersion);
+    executor_->MarkJoined(session, *std::move(request));
+    LoseUnlessSent(session, session->SendWelcome(welcome));
+  }
+  executor_->Apply(std::move(actions));
+  return joined;
+}
+
+// A trainer may spin as long as every trainer and the daemon have a core of their own. The ranks of
+// this job that have not joined yet count too.
+uint32_t Dispatcher::SpinMicroseconds(uint32_t local_world_size) const {
+  const size_t trainers = std::max<size_t>(local_world_size, executor_->joined().size() + 1);
+  if (static_cast<size_t>(options_.cores) <= trainers) return 0;
+  return static_cast<uint32_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(options_.spin).count());
+}
+
+Status Dispatcher::HandleAllocate(TrainerSession* session, std::span<const std::byte> frame) {
+  const Result<AllocateSegment> request = CheckMessage<AllocateSegment>(frame);
+  if (!request) return request.error();
+  const Result<SegmentTable::NewSegment> segment =
+      session->segments().Allocate(request->bytes, MakePrintable(request->label.Get()));
+  if (!segment) {
+    ReplyError(session, request->header.request_id,
+               {segment.error().code(),
+                absl::StrCat(session->Describe(), ": ", segment.error().message())});
+    return OkStatus();
+  }
+  executor_->jobs().SetSegmentBytes(session->id(), session->segments().bytes());
+  auto reply = MakeMessage<SegmentAllocated>(request->header.request_id);
+  reply.bytes = segment->bytes;
+  reply.segment = segment->number;
+  const std::array<int, 1> fds = {segment->fd.get()};
+  LoseUnlessSent(session, session->Send(reply, fds));
+  return OkStatus();
+}
+
+Status Dispatcher::HandleFree(TrainerSession* session, std::span<const std::byte> frame) {
+  const Result<FreeSegment> request = CheckMessage<FreeSegment>(frame);
+  if (!request) return request.error();
+  if (!session->segments().Free(request->segment)) {
+    return {Code::kProtocol,
+            absl::StrCat("FREE_SEGMENT of segment ", request->segment, ", which it has not")};
+  }
+  executor_->jobs().SetSegmentBytes(session->id(), session->segments().bytes());
+  Acknowledge(session, request->header.request_id);
+  return OkStatus();
+}
+
+Status Dispatcher::HandleCreateGroup(TrainerSession* session, std::span<const std::byte> frame,
+                                     Time now) {
+  const Result<CreateGroup> request = CheckMessage<CreateGroup>(frame);
+  if (!request) return request.error();
+  const Result<GroupRequest> checked = CheckCreateGroup(*request);
+  if (!checked) {
+    ReplyError(session, request->header.request_id, checked.error());
+    return OkStatus();
+  }
+  executor_->Apply(executor_->jobs().CreateGroup(session->id(), *checked, now));
+  return OkStatus();
+}
+
+Status Dispatcher::HandleDestroyGroup(TrainerSession* session, std::span<const std::byte> frame,
+                                      Time now) {
+  const Result<DestroyGroup> request = CheckMessage<DestroyGroup>(frame);
+  if (!request) return request.error();
+  JobTable& jobs = executor_->jobs();
+  if (!jobs.FindGroup(session->id(), request->group)) {
+    return {Code::kProtocol,
+            absl::StrCat("DESTROY_GROUP of group ", request->group, ", which it is not in")};
+  }
+  executor_->Apply(jobs.DestroyGroup(session->id(), request->group, now));
+  Acknowledge(session, request->header.request_id);
+  return OkStatus();
+}
+
+Status Dispatcher::HandleAbortGroup(TrainerSession* session, std::span<const std::byte> frame,
+                                    Time now) {
+  const Result<AbortGroup> request = CheckMessage<AbortGroup>(frame);
+  if (!request) return request.error();
+  const Result<Status> why = CheckAbortGroup(*request);
+  if (!why) return why.error();
+  JobTable& jobs = executor_->jobs();
+  if (!jobs.FindGroup(session->id(), request->group)) {
+    return {Code::kProtocol,
+            absl::StrCat("ABORT_GROUP of group ", request->group, ", which it is not in")};
+  }
+  executor_->Apply(jobs.AbortGroup(session->id(), request->group, *why, now));
+  Acknowledge(session, request->header.request_id);
+  return OkStatus();
+}
+
+Status Dispatcher::HandleDescribeBucket(TrainerSession* session, std::span<const std::byte> frame) {
+  const Result<DescribeBucket> request = CheckMessage<DescribeBucket>(frame);
+  if (!request) return request.error();
+  Result<BucketDescription> description = CheckDescribeBucket(*request);
+  if (!description) return description.error();
+  const Status described =
+      executor_->jobs().DescribeBucket(session->id(), request->group, *std::move(description));
+  if (described.ok()) {
+    Acknowledge(session, request->header.request_id);
+  } else {
+    ReplyError(session, request->header.request_id, described);
+  }
+  return OkStatus();
+}
+
+Status Dispatcher::HandleGoodbye(TrainerSession* session, std::span<const std::byte> frame) {
+  const Result<Goodbye> request = CheckMessage<Goodbye>(frame);
+  if (!request) return request.error();
+  Acknowledge(session, request->header.request_id);
+  if (!session->closed()) executor_->Leave(session);
+  return OkStatus();
+}
+
+void Dispatcher::Acknowledge(TrainerSession* session, uint32_t request_id) {
+  if (session->closed()) return;  // what the request brought about ended the session
+  LoseUnlessSent(session, session->Send(MakeMessage<Done>(request_id)));
+}
+
+void Dispatcher::ReplyError(TrainerSession* session, uint32_t request_id, const Status& why) {
+  LoseUnlessSent(session, session->SendError(request_id, why));
+}
+
+void Dispatcher::LoseUnlessSent(TrainerSession* session, const Status& sent) {
+  if (!sent.ok()) executor_->Lost(session);
+}
+
+}  // namespace gradsync

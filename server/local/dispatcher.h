@@ -1,0 +1,76 @@
+// From what trainers send to events of the JobTable: connections, frames, ring entries, hang-ups.
+#ifndef GRADSYNC_SERVER_LOCAL_DISPATCHER_H_
+#define GRADSYNC_SERVER_LOCAL_DISPATCHER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "server/local/executor.h"
+#include "server/local/options.h"
+#include "server/local/poller.h"
+#include "server/local/segments.h"
+#include "server/local/trainer_session.h"
+#include "shm/frame_socket.h"
+#include "shm/session_layout.h"
+#include "shm/status.h"
+#include "shm/unique_fd.h"
+
+namespace gradsync {
+
+// The reactor's thread only. Borrows everything; the options' zeros have been replaced.
+class Dispatcher {
+ public:
+  Dispatcher(const ServerOptions& options, Executor* executor, Poller* poller);
+
+  void Accept(UniqueFd socket, Time now);
+  // Of a session: its socket, its process.
+  void HandleEvent(const PollEvent& event, Time now);
+  // Takes what the rings hold, a bounded number of entries from each. Whether there was any.
+  bool DrainRings();
+
+  // Before and after the reactor sleeps. False: an entry came in meanwhile, do not sleep.
+  bool PrepareToSleep();
+  void WakeUp();
+
+  void CloseSilent(Time now);  // those that should have said Hello by now
+  std::optional<Time> NextDeadline() const;
+
+ private:
+  bool DrainRings(uint32_t limit);
+  bool DrainRing(TrainerSession* session, uint32_t limit);
+  void CatchUp();
+  void HandleEntry(TrainerSession* session, const Submission& entry);
+  void ReceiveFrames(TrainerSession* session, Time now);
+  void HandleFrame(TrainerSession* session, const Frame& frame, Time now);
+  Status HandleRequest(TrainerSession* session, const FrameHeader& header,
+                       std::span<const std::byte> frame, Time now);
+
+  // One per request. An error ends the session; what the trainer may go on after is answered here.
+  Status HandleHello(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  Status HandleAllocate(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleFree(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleCreateGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  Status HandleDestroyGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  Status HandleAbortGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  Status HandleDescribeBucket(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleGoodbye(TrainerSession* session, std::span<const std::byte> frame);
+
+  void Acknowledge(TrainerSession* session, uint32_t request_id);
+  void ReplyError(TrainerSession* session, uint32_t request_id, const Status& why);
+  void LoseUnlessSent(TrainerSession* session, const Status& sent);
+  uint32_t SpinMicroseconds(uint32_t local_world_size) const;
+
+  const ServerOptions& options_;
+  Executor* executor_;
+  Poller* poller_;
+  std::shared_ptr<Budget> total_bytes_;
+  SessionId last_session_ = 0;
+  std::deque<std::pair<Time, SessionId>> silent_;  // connections by the time they must say Hello
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_LOCAL_DISPATCHER_H_

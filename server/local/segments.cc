@@ -1,0 +1,99 @@
+#include "server/local/segments.h"
+
+#include <unistd.h>
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+// 0 if the sum does not fit: nothing that large can be allocated.
+uint64_t RoundUpToPages(uint64_t bytes) {
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > std::numeric_limits<uint64_t>::max() - page) return 0;
+  return (bytes + page - 1) / page * page;
+}
+
+Status OverLimit(uint64_t bytes, const Budget& budget, const char* whose, const char* flag) {
+  return {Code::kOutOfMemory, absl::StrCat("a segment of ", bytes, " bytes does not fit: ", whose,
+                                           " hold ", budget.used(), " of at most ", budget.limit(),
+                                           " bytes; free segments or raise gradsyncd's ", flag)};
+}
+
+}  // namespace
+
+bool Budget::TryTake(uint64_t amount) {
+  uint64_t used = used_.load(std::memory_order_relaxed);
+  do {
+    if (amount > limit_ || used > limit_ - amount) return false;
+  } while (!used_.compare_exchange_weak(used, used + amount, std::memory_order_relaxed));
+  return true;
+}
+
+// A mapping with what it costs. The charges are given back after the memory.
+struct SegmentTable::Segment {
+  Charge count;
+  Charge bytes;
+  Charge total_bytes;
+  Mapping mapping;
+};
+
+SegmentTable::SegmentTable(SegmentLimits limits, std::shared_ptr<Budget> total_bytes)
+    : count_(std::make_shared<Budget>(limits.segments)),
+      bytes_(std::make_shared<Budget>(limits.bytes)),
+      total_bytes_(std::move(total_bytes)) {}
+
+Result<SegmentTable::NewSegment> SegmentTable::Allocate(uint64_t bytes, const std::string& label) {
+  if (bytes == 0) return Unexpected(Code::kInvalidArgument, "a segment must have at least 1 byte");
+  const uint64_t rounded = RoundUpToPages(bytes);
+  if (rounded == 0) {
+    return Unexpected(OverLimit(bytes, *total_bytes_, "all sessions", "--max-total-bytes"));
+  }
+  std::optional<Charge> count = Charge::Take(count_, 1);
+  if (!count) {
+    return Unexpected(Code::kOutOfMemory,
+                      absl::StrCat("this session holds ", count_->limit(),
+                                   " segments already, which is the most that a session may have; "
+                                   "free some, or allocate fewer and larger ones"));
+  }
+  std::optional<Charge> session = Charge::Take(bytes_, rounded);
+  if (!session) {
+    return Unexpected(
+        OverLimit(rounded, *bytes_, "this session's segments", "--max-session-bytes"));
+  }
+  std::optional<Charge> total = Charge::Take(total_bytes_, rounded);
+  if (!total) {
+    return Unexpected(
+        OverLimit(rounded, *total_bytes_, "the segments of all sessions", "--max-total-bytes"));
+  }
+  Result<UniqueFd> fd = CreateSealedMemfd("gradsync:" + label, rounded);
+  if (!fd) return Unexpected(fd.error());
+  Result<Mapping> mapping = Mapping::Map(fd->get(), rounded);
+  if (!mapping) return Unexpected(mapping.error());
+  auto segment = std::make_shared<Segment>(
+      Segment{std::move(*count), std::move(*session), std::move(*total), std::move(*mapping)});
+  const uint32_t number = TakeNumber();
+  segments_[number] = std::shared_ptr<const Mapping>(segment, &segment->mapping);
+  return NewSegment{number, rounded, std::move(*fd)};
+}
+
+uint32_t SegmentTable::TakeNumber() {
+  if (free_numbers_.empty()) {
+    segments_.emplace_back();
+    return static_cast<uint32_t>(segments_.size() - 1);
+  }
+  const uint32_t number = free_numbers_.back();
+  free_numbers_.pop_back();
+  return number;
+}
+
+bool SegmentTable::Free(uint32_t number) {
+  if (Find(number) == nullptr) return false;
+  segments_[number].reset();
+  free_numbers_.push_back(number);
+  return true;
+}
+
+}  // namespace gradsync

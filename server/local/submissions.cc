@@ -1,0 +1,171 @@
+#include "server/local/submissions.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "shm/protocol.h"
+#include "shm/types.h"
+
+namespace gradsync {
+namespace {
+
+// A range of one segment. Without a segment: no bytes.
+struct Range {
+  const std::shared_ptr<const Mapping>* segment = nullptr;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+
+  std::byte* data() const { return segment == nullptr ? nullptr : (*segment)->data() + offset; }
+};
+
+std::string Describe(const Submission& entry) {
+  return absl::StrCat("operation ", entry.sequence, " (", OpKindName(OpKind{entry.kind}),
+                      ") of group ", entry.group, ": ");
+}
+
+Status Bad(const Submission& entry, std::string why) {
+  return {Code::kProtocol, absl::StrCat("ring entry for ", Describe(entry), why)};
+}
+
+bool ReducesValues(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kBucketReduce;
+}
+
+Status CheckEnums(const Submission& entry) {
+  if (entry.kind >= kOpKindCount) {
+    return Bad(entry, absl::StrCat("kind ", entry.kind, " is no operation"));
+  }
+  if (entry.dtype >= kDTypeCount) {
+    return Bad(entry, absl::StrCat("dtype ", entry.dtype, " is no element type"));
+  }
+  if (entry.reduce_op >= kReduceOpCount) {
+    return Bad(entry, absl::StrCat("reduce op ", entry.reduce_op, " is no reduction"));
+  }
+  const auto dtype = DType{entry.dtype};
+  const auto op = ReduceOp{entry.reduce_op};
+  if (ReducesValues(OpKind{entry.kind}) && !IsSupported(dtype, op)) {
+    return Bad(entry, absl::StrCat(DTypeName(dtype), " values have no ", ReduceOpName(op)));
+  }
+  return OkStatus();
+}
+
+Status CheckNumbers(const Submission& entry, const JobTable::Membership& membership) {
+  const auto kind = OpKind{entry.kind};
+  if (entry.timeout_ms == 0) return Bad(entry, "the timeout is zero");
+  if (entry.root >= (kind == OpKind::kBroadcast ? membership.size : 1)) {
+    return Bad(entry, absl::StrCat("root ", entry.root, " is out of range"));
+  }
+  if (kind != OpKind::kBucketReduce && entry.bucket != 0) {
+    return Bad(entry, absl::StrCat("bucket ", entry.bucket, " of an operation without buckets"));
+  }
+  if (kind == OpKind::kBarrier && entry.count != 0) {
+    return Bad(entry, absl::StrCat("a barrier with ", entry.count, " elements"));
+  }
+  return OkStatus();
+}
+
+Result<Range> CheckRegion(const Submission& entry, const Region& region, const char* name,
+                          uint64_t bytes, const SegmentTable& segments) {
+  const std::shared_ptr<const Mapping>* segment = segments.Find(region.segment);
+  if (segment == nullptr) {
+    return Unexpected(
+        Bad(entry, absl::StrCat("the session has no segment ", region.segment, " for the ", name)));
+  }
+  if (!(*segment)->Contains(region.offset, bytes)) {
+    return Unexpected(
+        Bad(entry, absl::StrCat("the ", name, ", ", bytes, " bytes from ", region.offset,
+                                ", lies outside segment ", region.segment, " of ",
+                                (*segment)->size(), " bytes")));
+  }
+  if (region.offset % DTypeSize(DType{entry.dtype}) != 0) {
+    return Unexpected(
+        Bad(entry, absl::StrCat("the ", name, " begins at byte ", region.offset,
+                                ", which is not aligned for ", DTypeName(DType{entry.dtype}))));
+  }
+  return Range{segment, region.offset, bytes};
+}
+
+// In place is fine, and so is apart; what lies between would be read after it was written.
+bool OverlapsPartly(const Range& input, const Range& output) {
+  if (input.segment == nullptr || input.segment != output.segment) return false;
+  if (input.offset == output.offset && input.bytes == output.bytes) return false;
+  return input.offset < output.offset + output.bytes && output.offset < input.offset + input.bytes;
+}
+
+std::shared_ptr<const void> KeepBoth(const Range& input, const Range& output) {
+  if (input.segment == nullptr || input.segment == output.segment) return *output.segment;
+  using Both = std::array<std::shared_ptr<const Mapping>, 2>;
+  return std::make_shared<const Both>(Both{*input.segment, *output.segment});
+}
+
+// Whether this member's input is read.
+bool HasInput(const Submission& entry, const JobTable::Membership& membership) {
+  return OpKind{entry.kind} != OpKind::kBroadcast || entry.root == membership.member;
+}
+
+// The memory of an operation with at least one element.
+Result<MemberBuffers> CheckBuffers(const Submission& entry, const JobTable::Membership& membership,
+                                   const SegmentTable& segments) {
+  uint64_t input_bytes = 0;
+  uint64_t output_bytes = 0;
+  const uint64_t outputs = OpKind{entry.kind} == OpKind::kAllGather ? membership.size : 1;
+  if (__builtin_mul_overflow(entry.count, DTypeSize(DType{entry.dtype}), &input_bytes) ||
+      __builtin_mul_overflow(input_bytes, outputs, &output_bytes)) {
+    return Unexpected(Bad(entry, absl::StrCat(entry.count, " elements do not fit in memory")));
+  }
+  Range input;
+  if (HasInput(entry, membership)) {
+    Result<Range> checked = CheckRegion(entry, entry.input, "input", input_bytes, segments);
+    if (!checked) return Unexpected(checked.error());
+    input = *checked;
+  }
+  const Result<Range> output = CheckRegion(entry, entry.output, "output", output_bytes, segments);
+  if (!output) return Unexpected(output.error());
+  if (OverlapsPartly(input, *output)) {
+    return Unexpected(Bad(entry, "the input and the output overlap in part"));
+  }
+  MemberBuffers buffers;
+  buffers.input = input.data();
+  buffers.output = output->data();
+  buffers.keep_alive = KeepBoth(input, *output);
+  return buffers;
+}
+
+Operation MakeOperation(const Submission& entry) {
+  Operation operation;
+  operation.sequence = entry.sequence;
+  operation.kind = OpKind{entry.kind};
+  operation.dtype = DType{entry.dtype};
+  // Where nothing is reduced the field means nothing, and must not make two ranks differ.
+  operation.reduce_op = ReducesValues(operation.kind) ? ReduceOp{entry.reduce_op} : ReduceOp::kSum;
+  operation.root = entry.root;
+  operation.bucket = entry.bucket;
+  operation.count = entry.count;
+  return operation;
+}
+
+}  // namespace
+
+Result<CheckedSubmission> CheckSubmission(const Submission& entry,
+                                          const std::optional<JobTable::Membership>& membership,
+                                          const SegmentTable& segments) {
+  if (!membership) return Unexpected(Bad(entry, "the session is in no such group"));
+  GRADSYNC_RETURN_IF_ERROR(CheckEnums(entry));
+  GRADSYNC_RETURN_IF_ERROR(CheckNumbers(entry, *membership));
+  CheckedSubmission result;
+  if (entry.count > 0) {
+    Result<MemberBuffers> buffers = CheckBuffers(entry, *membership, segments);
+    if (!buffers) return Unexpected(buffers.error());
+    result.buffers = *std::move(buffers);
+  }
+  result.operation = MakeOperation(entry);
+  result.buffers.timeout = std::chrono::milliseconds(std::min(entry.timeout_ms, kMaxTimeoutMs));
+  return result;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,88 @@
+// One trainer's connection: its socket, its control segment, its segments. Acts, decides nothing.
+#ifndef GRADSYNC_SERVER_LOCAL_TRAINER_SESSION_H_
+#define GRADSYNC_SERVER_LOCAL_TRAINER_SESSION_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/job/actions.h"
+#include "server/job/job_table.h"
+#include "server/local/poller.h"
+#include "server/local/segments.h"
+#include "shm/completion.h"
+#include "shm/frame_socket.h"
+#include "shm/protocol.h"
+#include "shm/ring_reader.h"
+#include "shm/segment.h"
+#include "shm/status.h"
+#include "shm/unique_fd.h"
+
+namespace gradsync {
+
+// Sends a last ErrorReply and closes in such a way that the trainer can still read it.
+void CloseWithError(UniqueFd socket, uint32_t request_id, const Status& why);
+
+// The reactor's thread only.
+class TrainerSession {
+ public:
+  TrainerSession(SessionId id, UniqueFd socket, uid_t uid, SegmentTable segments);
+
+  SessionId id() const { return id_; }
+  uid_t uid() const { return uid_; }
+  SegmentTable& segments() { return segments_; }
+
+  // Watches the socket, and the process behind it where the kernel can.
+  Status Watch(Poller* poller);
+
+  // After a good Hello: makes the control segment and the doorbell that Welcome carries.
+  Status OpenControl(Poller* poller);
+  void MarkJoined(JoinRequest who) { who_ = std::move(who); }
+  bool joined() const { return who_.has_value(); }
+  // "rank 1 of job 'x'"; "a client that has not said HELLO" before it has joined.
+  std::string Describe() const;
+  const JoinRequest& who() const { return *who_; }  // joined only
+
+  // Does not block: a trainer that lets its socket fill up is as good as gone.
+  template <typename Message>
+  Status Send(const Message& message, std::span<const int> fds = {}) {
+    return SendFrame(socket_.get(), AsBytes(message), fds, Deadline{});
+  }
+  Status SendWelcome(Welcome welcome);
+  Status SendError(uint32_t request_id, const Status& why);
+  // kDeadlineExceeded when there is no frame.
+  Result<Frame> Receive() { return ReceiveFrame(socket_.get(), Deadline{}); }
+
+  // With a control segment only.
+  RingReader& ring() { return *ring_; }
+  // Null if `number` is out of range.
+  CompletionWriter* group_words(uint32_t number);
+
+  // Ends the connection, saying why unless the trainer has hung up (OK status). What the trainer
+  // and the engine still use stays mapped until the destructor.
+  void Close(Poller* poller, uint32_t request_id, const Status& why);
+  bool closed() const { return !socket_.valid(); }
+
+ private:
+  SessionLayout* layout() const { return reinterpret_cast<SessionLayout*>(control_.data()); }
+
+  const SessionId id_;
+  const uid_t uid_;
+  UniqueFd socket_;
+  UniqueFd process_;
+  UniqueFd doorbell_;
+  UniqueFd control_fd_;  // until Welcome is sent
+  Mapping control_;
+  std::optional<RingReader> ring_;
+  std::vector<CompletionWriter> group_words_;  // by the session's number of the group; as needed
+  SegmentTable segments_;
+  std::optional<JoinRequest> who_;
+};
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_SERVER_LOCAL_TRAINER_SESSION_H_
