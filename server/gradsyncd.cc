@@ -27,6 +27,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/cpu/cpu_engine.h"
+#ifdef GRADSYNC_WITH_INSPECT
+#include "server/inspect/inspect_server.h"
+#include "server/inspect/socket_path.h"
+#endif
 #include "server/local/flags.h"
 #include "server/local/log.h"
 #include "server/local/server.h"
@@ -40,6 +44,11 @@ ABSL_FLAG(std::string, socket, gradsync::kSystemSocket,
 ABSL_FLAG(std::string, socket_mode, "0600",
           "The socket file's mode, octal: who may connect. 0666 serves every user of the machine "
           "(jobs of different users never meet), 0600 the daemon's own user only.");
+#ifdef GRADSYNC_WITH_INSPECT
+ABSL_FLAG(std::string, inspect_socket, "auto",
+          "Where gradsyncctl asks, over gRPC; for the daemon's own user and root. auto: the "
+          "trainers' socket with .inspect added. Empty: nowhere.");
+#endif
 ABSL_FLAG(int, threads, 0, "Threads that reduce large buffers. 0: by the cores it may use.");
 ABSL_FLAG(gradsync::Seconds, idle_exit, {absl::ZeroDuration()},
           "Ends by itself after this time without a session. 0: never.");
@@ -71,20 +80,14 @@ constexpr int kExitUsage = 2;
 
 // What concerns one start only is not taken from the environment.
 constexpr std::array kFlags = {
-    FlagName{"socket"},
-    FlagName{"socket_mode"},
-    FlagName{"threads"},
-    FlagName{"idle_exit"},
-    FlagName{"drain_timeout"},
-    FlagName{"max_sessions"},
-    FlagName{"max_session_bytes"},
-    FlagName{"max_total_bytes"},
-    FlagName{"log_level"},
-    FlagName{"log_file"},
-    FlagName{"ready_fd", false},
-    FlagName{"detach", false},
-    FlagName{"version", false},
-    FlagName{"help", false},
+    FlagName{"socket"},         FlagName{"socket_mode"},
+#ifdef GRADSYNC_WITH_INSPECT
+    FlagName{"inspect_socket"},
+#endif
+    FlagName{"threads"},        FlagName{"idle_exit"},         FlagName{"drain_timeout"},
+    FlagName{"max_sessions"},   FlagName{"max_session_bytes"}, FlagName{"max_total_bytes"},
+    FlagName{"log_level"},      FlagName{"log_file"},          FlagName{"ready_fd", false},
+    FlagName{"detach", false},  FlagName{"version", false},    FlagName{"help", false},
 };
 
 Result<mode_t> ParseMode(const std::string& text) {
@@ -205,6 +208,27 @@ int Fail(const Status& status, int exit_code) {
   return exit_code;
 }
 
+// What operators are answered by, while it exists.
+#ifdef GRADSYNC_WITH_INSPECT
+using Inspection = std::unique_ptr<InspectServer>;
+
+Result<Inspection> StartInspection(const std::string& trainer_socket, Server* server) {
+  std::string socket = absl::GetFlag(FLAGS_inspect_socket);
+  if (socket.empty()) return Inspection();
+  if (socket == "auto") socket = DefaultInspectSocket(trainer_socket);
+  return InspectServer::Start(socket, [server](Time deadline) -> Result<std::vector<JobSnapshot>> {
+    std::vector<JobSnapshot> jobs;
+    GRADSYNC_RETURN_IF_ERROR(server->Call(
+        [&jobs](const JobTable& table, Time now) { jobs = table.Snapshot(now); }, deadline));
+    return jobs;
+  });
+}
+#else
+struct Inspection {};
+
+Result<Inspection> StartInspection(const std::string&, Server*) { return Inspection(); }
+#endif
+
 Status Serve(ServerOptions options) {
   UniqueFd ready_fd(absl::GetFlag(FLAGS_ready_fd));
   if (ready_fd.valid()) fcntl(ready_fd.get(), F_SETFD, FD_CLOEXEC);
@@ -214,8 +238,11 @@ Status Serve(ServerOptions options) {
   Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::Create(engine_options);
   if (!engine) return engine.error();
   const std::shared_ptr<spdlog::logger> logger = options.logger;
+  const std::string socket = options.socket;
   Result<std::unique_ptr<Server>> server = Server::Create(std::move(options), *std::move(engine));
   if (!server) return server.error();
+  const Result<Inspection> inspection = StartInspection(socket, server->get());
+  if (!inspection) return inspection.error();
   signals.Start(server->get());
   AnnounceReady(std::move(ready_fd));
   const Status status = (*server)->Run();
