@@ -308,7 +308,7 @@ TEST_P(DdpIterationTest, AveragesStayExactThroughTheReplan) {
       const Result<bool> replanned = trainer.ddp().Replan();
       ASSERT_TRUE(replanned) << replanned.error().ToString();
       EXPECT_EQ(*replanned, step == 1);
-      trainer.Step(Shuffled(trainer.parameter_count(), 3 + group->rank()), step);
+      trainer.Step(Shuffled(trainer.parameter_count(), step * 10 + 3 + group->rank()), step);
     }
   });
 }
