@@ -24,10 +24,11 @@ bool IsForDaemon(std::string_view name) {
 }
 
 std::optional<std::string>* FieldOf(Environment* environment, std::string_view name) {
-  const std::array<std::pair<std::string_view, std::optional<std::string>*>, 13> fields = {{
+  const std::array<std::pair<std::string_view, std::optional<std::string>*>, 14> fields = {{
       {"GRADSYNC_SOCKET", &environment->socket},
       {"GRADSYNC_JOB", &environment->job},
       {"GRADSYNC_DAEMON", &environment->daemon},
+      {"GRADSYNC_IDLE_EXIT", &environment->idle_exit},
       {"RANK", &environment->rank},
       {"WORLD_SIZE", &environment->world_size},
       {"LOCAL_RANK", &environment->local_rank},

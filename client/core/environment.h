@@ -16,9 +16,10 @@ namespace gradsync {
 
 // The variables as they are set; an empty value counts as unset.
 struct Environment {
-  std::optional<std::string> socket;  // GRADSYNC_SOCKET
-  std::optional<std::string> job;     // GRADSYNC_JOB
-  std::optional<std::string> daemon;  // GRADSYNC_DAEMON
+  std::optional<std::string> socket;     // GRADSYNC_SOCKET
+  std::optional<std::string> job;        // GRADSYNC_JOB
+  std::optional<std::string> daemon;     // GRADSYNC_DAEMON
+  std::optional<std::string> idle_exit;  // GRADSYNC_IDLE_EXIT
   std::optional<std::string> rank;
   std::optional<std::string> world_size;
   std::optional<std::string> local_rank;

@@ -244,6 +244,7 @@ Discovery DiscoveryFrom(const std::string& socket, const Environment& environmen
   discovery.daemon_binary = environment.daemon.value_or("");
   discovery.path = environment.path.value_or("/usr/local/bin:/usr/bin:/bin");
   discovery.environment = environment.for_daemon;
+  if (environment.idle_exit) discovery.idle_exit = *environment.idle_exit;
   return discovery;
 }
 

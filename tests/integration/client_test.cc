@@ -1,0 +1,539 @@
+// libgradsync against a daemon in this process: each rank is a thread with a session of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <complex>
+#include <cstring>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/core/daemon_group.h"
+#include "client/core/pieces.h"
+#include "client/core/session.h"
+#include "shm/frame_socket.h"
+#include "shm/protocol.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/integration/raw_client.h"
+
+namespace gradsync::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kLarge =
+    3 * kPieceBytes / sizeof(float) + 12345;  // several pieces, the last odd
+constexpr Timeout kPatient{60000};
+constexpr Timeout kShort{300};
+
+struct Rank {
+  std::shared_ptr<Session> session;
+  std::shared_ptr<DaemonGroup> group;
+
+  Status AllReduce(float* data, uint64_t count, Timeout timeout = kPatient) const {
+    return group->AllReduce(data, count, DType::kFloat32, ReduceOp::kSum, timeout);
+  }
+  std::shared_ptr<SharedBuffer> Buffer(uint64_t bytes) const {
+    auto buffer = session->Allocate(bytes, "test");
+    EXPECT_TRUE(buffer) << buffer.error().ToString();
+    return buffer.value_or(nullptr);
+  }
+};
+
+float* Floats(const std::shared_ptr<SharedBuffer>& buffer, uint64_t offset = 0) {
+  return reinterpret_cast<float*>(buffer->data()) + offset;
+}
+
+class ClientTest : public ::testing::Test {
+ protected:
+  explicit ClientTest(ServerOptions options = {}) : daemon_(std::move(options)) {}
+
+  Result<std::shared_ptr<Session>> Open(uint32_t rank, uint32_t world_size,
+                                        const std::string& job = "job") const {
+    SessionRequest request;
+    request.socket = daemon_.socket();
+    request.job = job;
+    request.rank = rank;
+    request.world_size = world_size;
+    return Session::Open(request, {});
+  }
+
+  // Runs `body` for every rank of a job, each on a thread, in a group of all.
+  void RunRanks(uint32_t world_size, const std::function<void(const Rank&)>& body) const {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      threads.emplace_back([=, this, &body] {
+        auto session = Open(rank, world_size);
+        ASSERT_TRUE(session) << session.error().ToString();
+        auto group = DaemonGroup::Create(*session, "all", {}, kPatient);
+        ASSERT_TRUE(group) << group.error().ToString();
+        EXPECT_EQ((*group)->rank(), rank);
+        body({*session, *group});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  InProcessDaemon daemon_;
+};
+
+// value(rank, i), small enough that every sum is exact.
+float Value(uint32_t rank, uint64_t i) { return static_cast<float>(i % 1000 + rank * 7); }
+float SumOfValues(uint32_t ranks, uint64_t i) {
+  float sum = 0;
+  for (uint32_t rank = 0; rank < ranks; ++rank) sum += Value(rank, i);
+  return sum;
+}
+
+void Fill(float* data, uint64_t count, uint32_t rank) {
+  for (uint64_t i = 0; i < count; ++i) data[i] = Value(rank, i);
+}
+void ExpectSums(const float* data, uint64_t count, uint32_t ranks) {
+  for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(data[i], SumOfValues(ranks, i)) << "at " << i;
+}
+
+TEST_F(ClientTest, AllReduceSumsOrdinaryMemoryOfAnySize) {
+  RunRanks(2, [](const Rank& rank) {
+    for (const uint64_t count : {uint64_t{1}, uint64_t{257}, uint64_t{20000}, kLarge}) {
+      std::vector<float> data(count);
+      Fill(data.data(), count, rank.group->rank());
+      ASSERT_TRUE(rank.AllReduce(data.data(), count).ok());
+      ExpectSums(data.data(), count, 2);
+    }
+  });
+}
+
+TEST_F(ClientTest, AllReduceSumsSharedMemoryWhereItLies) {
+  RunRanks(3, [](const Rank& rank) {
+    const auto buffer = rank.Buffer((kLarge + 16) * sizeof(float));
+    float* const data = Floats(buffer, 16);
+    Fill(data, kLarge, rank.group->rank());
+    ASSERT_TRUE(rank.AllReduce(data, kLarge).ok());
+    ExpectSums(data, kLarge, 3);
+  });
+}
+
+// Where memory lies is a rank's own affair: it must not make the ranks' operations differ.
+TEST_F(ClientTest, RanksMayMixSharedOrdinaryAndUnalignedMemory) {
+  RunRanks(3, [](const Rank& rank) {
+    std::vector<float> ordinary(kLarge);
+    const auto buffer = rank.Buffer((kLarge + 1) * sizeof(float));
+    auto* const unaligned = buffer->data() + 2;
+    const uint32_t me = rank.group->rank();
+    Fill(ordinary.data(), kLarge, me);
+    void* data = ordinary.data();
+    if (me == 1) data = buffer->data();
+    if (me == 2) data = unaligned;
+    std::memcpy(data, ordinary.data(), kLarge * sizeof(float));
+    ASSERT_TRUE(
+        rank.group->AllReduce(data, kLarge, DType::kFloat32, ReduceOp::kSum, kPatient).ok());
+    std::memcpy(ordinary.data(), data, kLarge * sizeof(float));
+    ExpectSums(ordinary.data(), kLarge, 3);
+  });
+}
+
+TEST_F(ClientTest, MemoryThatIsOnlyPartlySharedIsStaged) {
+  RunRanks(2, [](const Rank& rank) {
+    const auto buffer = rank.Buffer(4096);
+    EXPECT_TRUE(rank.session->Find(buffer->data() + 4000, 96));
+    EXPECT_FALSE(rank.session->Find(buffer->data() + 4000, 97));
+    EXPECT_FALSE(rank.session->Find(buffer->data() - 1, 2));
+  });
+}
+
+TEST_F(ClientTest, EveryTypeAndReductionIsCombined) {
+  RunRanks(2, [](const Rank& rank) {
+    const auto me = static_cast<int>(rank.group->rank());
+    std::array<int64_t, 2> ints = {me + 1, 5};
+    EXPECT_TRUE(
+        rank.group->AllReduce(ints.data(), 2, DType::kInt64, ReduceOp::kProduct, kPatient).ok());
+    EXPECT_THAT(ints, ::testing::ElementsAre(2, 25));
+    double maximum = me;
+    EXPECT_TRUE(rank.group->AllReduce(&maximum, 1, DType::kFloat64, ReduceOp::kMax, kPatient).ok());
+    EXPECT_EQ(maximum, 1);
+    std::complex<float> mean(static_cast<float>(me), 4);
+    EXPECT_TRUE(rank.group->AllReduce(&mean, 1, DType::kComplex64, ReduceOp::kAvg, kPatient).ok());
+    EXPECT_EQ(mean, std::complex<float>(0.5, 4));
+    const Status refused =
+        rank.group->AllReduce(ints.data(), 2, DType::kInt64, ReduceOp::kAvg, kPatient);
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_THAT(refused.message(), HasSubstr("int64 cannot be combined by avg"));
+    EXPECT_EQ(rank.group->AllReduce(ints.data(), 2, DType{77}, ReduceOp::kSum, kPatient).code(),
+              Code::kInvalidArgument);
+    EXPECT_EQ(rank.group->AllReduce(ints.data(), 2, DType::kInt64, ReduceOp{77}, kPatient).code(),
+              Code::kInvalidArgument);
+    EXPECT_TRUE(rank.group->Barrier(kPatient).ok());  // what was refused did no harm
+  });
+}
+
+TEST_F(ClientTest, BroadcastGivesEveryRankTheRootsValues) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t me = rank.group->rank();
+    for (uint32_t root = 0; root < 3; ++root) {
+      for (const uint64_t count : {uint64_t{3}, kLarge}) {
+        std::vector<float> data(count);
+        Fill(data.data(), count, me);
+        ASSERT_TRUE(
+            rank.group->Broadcast(data.data(), count, DType::kFloat32, root, kPatient).ok());
+        for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(data[i], Value(root, i));
+      }
+    }
+    const auto shared = rank.Buffer(kLarge * sizeof(float));
+    Fill(Floats(shared), kLarge, me);
+    ASSERT_TRUE(rank.group->Broadcast(shared->data(), kLarge, DType::kFloat32, 1, kPatient).ok());
+    for (uint64_t i = 0; i < kLarge; ++i) ASSERT_EQ(Floats(shared)[i], Value(1, i));
+    EXPECT_EQ(rank.group->Broadcast(shared->data(), 1, DType::kFloat32, 3, kPatient).code(),
+              Code::kInvalidArgument);
+  });
+}
+
+void ExpectGathered(const float* output, uint64_t count, uint32_t ranks) {
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    for (uint64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(output[rank * count + i], Value(rank, i)) << "of rank " << rank << " at " << i;
+    }
+  }
+}
+
+TEST_F(ClientTest, AllGatherCollectsEveryRanksInput) {
+  RunRanks(3, [](const Rank& rank) {
+    for (const uint64_t count : {uint64_t{5}, uint64_t{30000}, kLarge}) {
+      const auto shared = rank.Buffer(3 * count * sizeof(float));
+      std::vector<float> input(count);
+      std::vector<float> output(3 * count);
+      Fill(input.data(), count, rank.group->rank());
+      ASSERT_TRUE(
+          rank.group->AllGather(input.data(), output.data(), count, DType::kFloat32, kPatient)
+              .ok());
+      ExpectGathered(output.data(), count, 3);
+      ASSERT_TRUE(
+          rank.group->AllGather(input.data(), shared->data(), count, DType::kFloat32, kPatient)
+              .ok());
+      ExpectGathered(Floats(shared), count, 3);
+    }
+  });
+}
+
+TEST_F(ClientTest, AllGatherTakesItsInputFromTheOutputToo) {
+  RunRanks(2, [](const Rank& rank) {
+    constexpr uint64_t kCount = 1000;
+    const auto shared = rank.Buffer(2 * kCount * sizeof(float));
+    float* const own = Floats(shared, rank.group->rank() * kCount);
+    Fill(own, kCount, rank.group->rank());
+    ASSERT_TRUE(rank.group->AllGather(own, shared->data(), kCount, DType::kFloat32, kPatient).ok());
+    ExpectGathered(Floats(shared), kCount, 2);
+  });
+}
+
+TEST_F(ClientTest, BucketsMayBeSubmittedInAnyOrder) {
+  RunRanks(2, [](const Rank& rank) {
+    constexpr uint64_t kCount = 1024;
+    const auto buffer = rank.Buffer(2 * kCount * sizeof(float));
+    Fill(Floats(buffer), kCount, rank.group->rank());
+    Fill(Floats(buffer, kCount), kCount, rank.group->rank());
+    std::array<BucketInfo, 2> buckets;
+    for (uint32_t i = 0; i < 2; ++i) {
+      buckets[i] = {i, 2, 1, kCount, DType::kFloat32, "weight"};
+      ASSERT_TRUE(rank.group->DescribeBucket(buckets[i]).ok());
+    }
+    const uint64_t first = rank.group->ReserveSequences(2);
+    for (const uint32_t i : {1U, 0U}) {
+      ASSERT_TRUE(rank.group
+                      ->SubmitBucket(first + i, buckets[i], *buffer, i * kCount * sizeof(float),
+                                     ReduceOp::kSum, kPatient)
+                      .ok());
+    }
+    ASSERT_TRUE(rank.group->Wait(first + 1, kPatient).ok());
+    ASSERT_TRUE(rank.group->Wait(first, kPatient).ok());
+    ExpectSums(Floats(buffer), kCount, 2);
+    ExpectSums(Floats(buffer, kCount), kCount, 2);
+    ASSERT_TRUE(rank.AllReduce(Floats(buffer), 1).ok());  // the order goes on behind them
+  });
+}
+
+TEST_F(ClientTest, CollectivesWithoutElementsKeepTheirPlace) {
+  RunRanks(2, [](const Rank& rank) {
+    EXPECT_TRUE(rank.AllReduce(nullptr, 0).ok());
+    EXPECT_TRUE(rank.group->Broadcast(nullptr, 0, DType::kInt8, 1, kPatient).ok());
+    EXPECT_TRUE(rank.group->AllGather(nullptr, nullptr, 0, DType::kInt8, kPatient).ok());
+    float one = 1;
+    EXPECT_TRUE(rank.AllReduce(&one, 1).ok());
+    EXPECT_EQ(one, 2);
+    const Status status = rank.AllReduce(&one, rank.group->rank());
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    EXPECT_THAT(status.message(), HasSubstr("count"));
+  });
+}
+
+TEST_F(ClientTest, ThreadsOfARankMayWorkInGroupsAtTheSameTime) {
+  RunRanks(2, [](const Rank& rank) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&rank, i] {
+        const auto group =
+            DaemonGroup::Create(rank.session, "thread " + std::to_string(i), {}, kPatient);
+        ASSERT_TRUE(group);
+        std::vector<float> data(kLarge);
+        for (int round = 0; round < 3; ++round) {
+          Fill(data.data(), kLarge, (*group)->rank());
+          ASSERT_TRUE(
+              (*group)
+                  ->AllReduce(data.data(), kLarge, DType::kFloat32, ReduceOp::kSum, kPatient)
+                  .ok());
+          ExpectSums(data.data(), kLarge, 2);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST_F(ClientTest, ARequestThatWaitsForOtherRanksHoldsUpNoOther) {
+  std::latch allocated(1);
+  RunRanks(2, [&](const Rank& rank) {
+    if (rank.group->rank() == 1) {
+      allocated.wait();
+      EXPECT_TRUE(DaemonGroup::Create(rank.session, "late", {}, kPatient));
+      return;
+    }
+    std::thread waiter(
+        [&] { EXPECT_TRUE(DaemonGroup::Create(rank.session, "late", {}, kPatient)); });
+    for (int i = 0; i < 20; ++i) EXPECT_NE(rank.Buffer(4096), nullptr);
+    allocated.count_down();
+    waiter.join();
+  });
+}
+
+TEST_F(ClientTest, SubgroupsNumberTheirMembersInTheOrderGiven) {
+  RunRanks(3, [](const Rank& rank) {
+    if (rank.session->identity().rank == 1) return;
+    const auto group = DaemonGroup::Create(rank.session, "outer", {2, 0}, kPatient);
+    ASSERT_TRUE(group) << group.error().ToString();
+    EXPECT_EQ((*group)->rank(), rank.session->identity().rank == 2 ? 0 : 1);
+    EXPECT_EQ((*group)->job_rank(0), 2);
+    float value = static_cast<float>(rank.session->identity().rank);
+    EXPECT_TRUE((*group)->Broadcast(&value, 1, DType::kFloat32, 0, kPatient).ok());
+    EXPECT_EQ(value, 2);
+  });
+}
+
+TEST_F(ClientTest, GroupsThatCannotBeAreRefused) {
+  const auto session = Open(0, 2);
+  ASSERT_TRUE(session);
+  const auto refusal = [&](const std::string& tag, std::vector<uint32_t> ranks) {
+    const auto group = DaemonGroup::Create(*session, tag, std::move(ranks), kShort);
+    return group ? OkStatus() : group.error();
+  };
+  EXPECT_THAT(refusal("g", {0, 0}).message(), HasSubstr("twice"));
+  EXPECT_THAT(refusal("g", {0, 2}).message(), HasSubstr("rank 2, but job 'job' has 2 ranks"));
+  EXPECT_THAT(refusal("g", {1}).message(), HasSubstr("does not name this rank, 0"));
+  EXPECT_THAT(refusal("", {0}).message(), HasSubstr("1 to 127 bytes"));
+  EXPECT_THAT(refusal(std::string(128, 't'), {0}).message(), HasSubstr("1 to 127 bytes"));
+  const Status late = refusal("g", {0, 1});
+  EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(late.message(), HasSubstr("rank 1"));
+}
+
+TEST_F(ClientTest, ARankThatNeverComesToACollectiveIsNamedAtTheDeadline) {
+  std::latch failed(1);
+  RunRanks(2, [&](const Rank& rank) {
+    if (rank.group->rank() == 1) return failed.wait();
+    float value = 1;
+    const Status status = rank.AllReduce(&value, 1, kShort);
+    EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+    EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+    EXPECT_EQ(rank.AllReduce(&value, 1).code(), Code::kDeadlineExceeded);  // for good
+    failed.count_down();
+  });
+}
+
+TEST_F(ClientTest, AbortTellsEveryRankWhy) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 1) {
+      rank.group->Abort({Code::kInternal, "the dog ate it"});
+    }
+    const Status status = rank.group->Barrier(kPatient);
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_THAT(status.message(), HasSubstr("the dog ate it"));
+  });
+}
+
+TEST_F(ClientTest, BuffersAreZeroedAlignedAndAtLeastAsLargeAsAsked) {
+  const auto session = Open(0, 1);
+  ASSERT_TRUE(session);
+  const auto buffer = (*session)->Allocate(5000, "odd");
+  ASSERT_TRUE(buffer);
+  EXPECT_GE((*buffer)->size(), 5000);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>((*buffer)->data()) % 4096, 0);
+  EXPECT_THAT(std::vector<std::byte>((*buffer)->data(), (*buffer)->data() + 5000),
+              Each(std::byte{0}));
+  EXPECT_EQ((*session)->Allocate(0, "none").error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(ClientTest, MoreMemoryThanThereIsIsAnErrorAndTheSessionGoesOn) {
+  const auto session = Open(0, 1);
+  ASSERT_TRUE(session);
+  const auto buffer = (*session)->Allocate(uint64_t{1} << 50, "giant");
+  ASSERT_FALSE(buffer);
+  EXPECT_EQ(buffer.error().code(), Code::kOutOfMemory);
+  EXPECT_THAT(buffer.error().message(), HasSubstr("buffer 'giant': 1125899906842624 bytes"));
+  EXPECT_TRUE((*session)->Allocate(4096, "small"));
+}
+
+TEST_F(ClientTest, WhatIsMadeFromAClosedSessionSaysSo) {
+  const auto session = Open(0, 1);
+  ASSERT_TRUE(session);
+  const auto group = DaemonGroup::Create(*session, "all", {}, kPatient);
+  ASSERT_TRUE(group);
+  const auto buffer = (*session)->Allocate(4096, "kept");
+  ASSERT_TRUE(buffer);
+  (*session)->Close();
+  const Status status = (*group)->Barrier(kPatient);
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("rank 0 of job 'job' has closed its session"));
+  EXPECT_EQ((*session)->Allocate(4096, "x").error().code(), Code::kFailedPrecondition);
+  (*buffer)->data()[4095] = std::byte{1};
+}
+
+TEST_F(ClientTest, ARankThatHasLeftIsNamedToThoseWhoWaitForIt) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 1) return rank.session->Close();
+    const Status status = rank.group->Barrier(kPatient);
+    EXPECT_EQ(status.code(), Code::kRankLost);
+    EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+  });
+}
+
+TEST_F(ClientTest, AnEndingDaemonTellsItsClientsThatItEnds) {
+  std::latch ready(2);
+  std::thread stopper([&] {
+    ready.wait();
+    EXPECT_TRUE(daemon_.Stop().ok());
+  });
+  RunRanks(2, [&](const Rank& rank) {
+    ready.count_down();
+    if (rank.group->rank() == 1) {
+      // Known without an operation as well, though only once the socket is closed.
+      while (rank.session->connection().CheckAlive().ok()) std::this_thread::yield();
+    }
+    EXPECT_EQ(rank.group->Barrier(kPatient).code(), Code::kShuttingDown);
+    EXPECT_EQ(rank.group->Barrier(kPatient).code(), Code::kShuttingDown);
+  });
+  stopper.join();
+}
+
+// A daemon that gives a session too little to stage pieces.
+class PoorClientTest : public ClientTest {
+ protected:
+  PoorClientTest() : ClientTest(Options()) {}
+  static ServerOptions Options() {
+    ServerOptions options;
+    options.max_session_bytes = uint64_t{1} << 20;
+    return options;
+  }
+};
+
+TEST_F(PoorClientTest, FreedBuffersCanBeHadAgain) {
+  const auto session = Open(0, 1);
+  ASSERT_TRUE(session);
+  for (int i = 0; i < 8; ++i) {
+    const auto buffer = (*session)->Allocate(300 << 10, "again");
+    ASSERT_TRUE(buffer) << buffer.error().ToString();
+  }
+  const auto first = (*session)->Allocate(300 << 10, "first");
+  const auto second = (*session)->Allocate(900 << 10, "second");
+  ASSERT_TRUE(first);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Code::kOutOfMemory);
+  EXPECT_THAT(second.error().message(), HasSubstr("max-session-bytes"));
+}
+
+// The others would wait for what this rank cannot hand over.
+TEST_F(PoorClientTest, ARankWithoutRoomToStageTellsTheOthersAtOnce) {
+  RunRanks(2, [](const Rank& rank) {
+    std::vector<float> data(kLarge);
+    for (int i = 0; i < 2; ++i) {
+      const Status status = rank.AllReduce(data.data(), kLarge);
+      EXPECT_EQ(status.code(), Code::kOutOfMemory) << status.ToString();
+    }
+  });
+}
+
+// Something that listens at a socket and answers every frame with `reply`.
+class FakeDaemon {
+ public:
+  explicit FakeDaemon(std::vector<std::byte> reply) {
+    auto listener = ListenAt(socket(), 0600);
+    EXPECT_TRUE(listener);
+    listener_ = *std::move(listener);
+    thread_ = std::thread([this, reply = std::move(reply)] {
+      for (;;) {
+        const UniqueFd peer(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!peer.valid()) {
+          if (stopped_) return;
+          std::this_thread::yield();
+          continue;
+        }
+        if (!ReceiveFrame(peer.get(), SoonEnough())) continue;
+        if (reply.empty()) continue;
+        EXPECT_TRUE(SendFrame(peer.get(), reply, {}, SoonEnough()).ok());
+      }
+    });
+  }
+  ~FakeDaemon() {
+    stopped_ = true;
+    thread_.join();
+  }
+  std::string socket() const { return directory_.File("s"); }
+
+  Status Refusal() const {
+    SessionRequest request;
+    request.socket = socket();
+    request.job = "job";
+    request.world_size = 1;
+    const auto session = Session::Open(request, {});
+    return session ? OkStatus() : session.error();
+  }
+
+ private:
+  TemporaryDirectory directory_;
+  UniqueFd listener_;
+  std::thread thread_;
+  std::atomic<bool> stopped_{false};
+};
+
+TEST(FakeDaemonTest, ADaemonOfAnotherVersionIsNamedAsSuch) {
+  auto reply = MakeMessage<ErrorReply>(1);
+  reply.header.version = kProtocolVersion + 1;
+  const auto bytes = AsBytes(reply);
+  const FakeDaemon daemon({bytes.begin(), bytes.end()});
+  const Status status = daemon.Refusal();
+  EXPECT_EQ(status.code(), Code::kProtocol);
+  EXPECT_THAT(status.message(),
+              HasSubstr("speaks version " + std::to_string(kProtocolVersion + 1)));
+}
+
+TEST(FakeDaemonTest, AWelcomeWithoutItsSegmentIsRefused) {
+  const auto reply = MakeMessage<Welcome>(1);
+  const auto bytes = AsBytes(reply);
+  const FakeDaemon daemon({bytes.begin(), bytes.end()});
+  EXPECT_EQ(daemon.Refusal().code(), Code::kProtocol);
+}
+
+TEST(FakeDaemonTest, ADaemonThatHangsUpInsteadOfAWelcomeIsLost) {
+  const FakeDaemon daemon({});
+  const Status status = daemon.Refusal();
+  EXPECT_EQ(status.code(), Code::kDaemonLost);
+  EXPECT_THAT(status.message(), HasSubstr("rank 0 of job 'job' lost gradsyncd"));
+}
+
+}  // namespace
+}  // namespace gradsync::testing
