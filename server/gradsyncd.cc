@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -30,6 +31,7 @@
 #ifdef GRADSYNC_WITH_INSPECT
 #include "server/inspect/inspect_server.h"
 #include "server/inspect/socket_path.h"
+#include "spdlog/spdlog.h"
 #endif
 #include "server/local/flags.h"
 #include "server/local/log.h"
@@ -47,7 +49,7 @@ ABSL_FLAG(std::string, socket_mode, "0600",
 #ifdef GRADSYNC_WITH_INSPECT
 ABSL_FLAG(std::string, inspect_socket, "auto",
           "Where gradsyncctl asks, over gRPC; for the daemon's own user and root. auto: the "
-          "trainers' socket with .inspect added. Empty: nowhere.");
+          "trainers' socket with .inspect added, or nowhere if that fails. Empty: nowhere.");
 #endif
 ABSL_FLAG(int, threads, 0, "Threads that reduce large buffers. 0: by the cores it may use.");
 ABSL_FLAG(gradsync::Seconds, idle_exit, {absl::ZeroDuration()},
@@ -135,7 +137,7 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// SIGTERM and SIGINT drain the server, the next of them ends the process. Blocks both in every
+// SIGTERM and SIGINT drain the daemon, the next of them ends the process. Blocks both in every
 // thread that is made after it, so it must come before all of them.
 class SignalThread {
  public:
@@ -146,14 +148,14 @@ class SignalThread {
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
 
-  void Start(Server* server) {
-    thread_ = std::thread([this, server] {
+  void Start(std::function<void()> drain) {
+    thread_ = std::thread([this, drain = std::move(drain)] {
       for (int received = 0;; ++received) {
         int signal = 0;
         sigwait(&signals_, &signal);
         if (ended_.load()) return;
         if (received > 0) _exit(kExitFailure);
-        server->Stop();
+        drain();
       }
     });
   }
@@ -208,25 +210,55 @@ int Fail(const Status& status, int exit_code) {
   return exit_code;
 }
 
-// What operators are answered by, while it exists.
 #ifdef GRADSYNC_WITH_INSPECT
-using Inspection = std::unique_ptr<InspectServer>;
+// Answers operators, unless they are not wanted.
+class Inspection {
+ public:
+  // An error only if the flag names a socket: trainers do not need what operators do not get.
+  Status Start(const std::string& trainer_socket, Server* server,
+               const std::shared_ptr<spdlog::logger>& logger) {
+    const std::string flag = absl::GetFlag(FLAGS_inspect_socket);
+    if (flag.empty()) return OkStatus();
+    spdlog::set_default_logger(logger);
+    const bool by_default = flag == "auto";
+    auto started = InspectServer::Start(by_default ? DefaultInspectSocket(trainer_socket) : flag,
+                                        SnapshotsOf(server));
+    if (started) {
+      server_ = *std::move(started);
+      return OkStatus();
+    }
+    if (!by_default) return started.error();
+    LogEvent(*logger, spdlog::level::warn, "inspect_off", "reason", started.error().message());
+    return OkStatus();
+  }
 
-Result<Inspection> StartInspection(const std::string& trainer_socket, Server* server) {
-  std::string socket = absl::GetFlag(FLAGS_inspect_socket);
-  if (socket.empty()) return Inspection();
-  if (socket == "auto") socket = DefaultInspectSocket(trainer_socket);
-  return InspectServer::Start(socket, [server](Time deadline) -> Result<std::vector<JobSnapshot>> {
-    std::vector<JobSnapshot> jobs;
-    GRADSYNC_RETURN_IF_ERROR(server->Call(
-        [&jobs](const JobTable& table, Time now) { jobs = table.Snapshot(now); }, deadline));
-    return jobs;
-  });
-}
+  void Drain() {
+    if (server_ != nullptr) server_->Drain();
+  }
+
+  void Stop() { server_.reset(); }
+
+ private:
+  static SnapshotSource SnapshotsOf(Server* server) {
+    return [server](Time deadline) -> Result<std::vector<JobSnapshot>> {
+      std::vector<JobSnapshot> jobs;
+      GRADSYNC_RETURN_IF_ERROR(server->Call(
+          [&jobs](const JobTable& table, Time now) { jobs = table.Snapshot(now); }, deadline));
+      return jobs;
+    };
+  }
+
+  std::unique_ptr<InspectServer> server_;
+};
 #else
-struct Inspection {};
-
-Result<Inspection> StartInspection(const std::string&, Server*) { return Inspection(); }
+class Inspection {
+ public:
+  Status Start(const std::string&, Server*, const std::shared_ptr<spdlog::logger>&) {
+    return OkStatus();
+  }
+  void Drain() {}
+  void Stop() {}
+};
 #endif
 
 Status Serve(ServerOptions options) {
@@ -241,17 +273,21 @@ Status Serve(ServerOptions options) {
   const std::string socket = options.socket;
   Result<std::unique_ptr<Server>> server = Server::Create(std::move(options), *std::move(engine));
   if (!server) return server.error();
-  const Result<Inspection> inspection = StartInspection(socket, server->get());
-  if (!inspection) return inspection.error();
-  signals.Start(server->get());
+  Inspection inspection;
+  GRADSYNC_RETURN_IF_ERROR(inspection.Start(socket, server->get(), logger));
+  signals.Start([&inspection, &server] {
+    inspection.Drain();
+    (*server)->Stop();
+  });
   AnnounceReady(std::move(ready_fd));
   const Status status = (*server)->Run();
   NotifySystemd("STOPPING=1");
   LogEvent(*logger, status.ok() ? spdlog::level::info : spdlog::level::err, "end", "result",
            CodeName(status.code()), "reason", status.message());
+  signals.End();
+  inspection.Stop();
   // Operations that are stuck would hold up the engine's destructor.
   if (!status.ok()) _exit(kExitFailure);
-  signals.End();
   return status;
 }
 
