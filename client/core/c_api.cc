@@ -26,11 +26,13 @@ SessionRequest ToRequest(const gradsync_session_options& options) {
   return request;
 }
 
-// The enumerations of the ABI have the values of shm/types.h; what is none of them fits no uint8_t
-// constant there and is refused by the group.
+// The enumerations of the ABI have the values of shm/types.h. A C program may pass any number: read
+// it as one, and let the group refuse what is none of them.
 template <typename To, typename From>
-To ToEnum(From value) {
-  const auto number = static_cast<unsigned>(value);
+To ToEnum(const From& value) {
+  unsigned number = 0;
+  static_assert(sizeof(number) == sizeof(value));
+  std::memcpy(&number, &value, sizeof(number));
   return static_cast<To>(number < 0xff ? number : 0xff);
 }
 

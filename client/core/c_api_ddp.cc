@@ -34,7 +34,8 @@ Result<std::vector<ParameterSpec>> ToSpecs(const gradsync_parameter* parameters,
     }
     ParameterSpec spec;
     spec.name = parameter.name;
-    const auto dtype = static_cast<unsigned>(parameter.dtype);
+    unsigned dtype = 0;  // a C program may have put any number there
+    std::memcpy(&dtype, &parameter.dtype, sizeof(dtype));
     if (dtype >= kDTypeCount) {
       return Unexpected(Code::kInvalidArgument, "parameter '" + spec.name + "' has element type " +
                                                     std::to_string(dtype) + ", which is none");
