@@ -40,22 +40,18 @@ Status CheckShape(const JournalRecord& record, const Task& task) {
 
 Status ResumeBegunBatches(const Journal& journal, uint32_t index, const Reduction& reduction,
                           StepObserver* observer) {
-  JournalRecord& record = journal.record(index);
   for (uint32_t i = 0; i < journal.slot_count(); ++i) {
-    JournalSlot& slot = journal.slot(i);
-    const uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    const uint64_t claim = journal.slot(i).claim.load(std::memory_order_acquire);
     if (!BatchJournal::ClaimsRecord(claim, index)) continue;
     const uint64_t batch = BatchJournal::ClaimedBatch(claim);
-    if (batch >= reduction.batches()) {
-      return {Code::kProtocol,
-              "the journal's slot " + std::to_string(i) + " claims a batch that does not exist"};
+    const uint64_t progress = journal.slot(i).progress.load(std::memory_order_acquire);
+    if (batch >= reduction.batches() || progress > 2 * reduction.TilesIn(batch)) {
+      return {Code::kProtocol, "the journal's slot " + std::to_string(i) +
+                                   " claims what operation " +
+                                   std::to_string(journal.record(index).id) + " does not have"};
     }
-    if (record.done[batch].load(std::memory_order_acquire) != 0) {
-      // It died between marking the batch and freeing the slot.
-      slot.claim.store(0, std::memory_order_release);
-    } else {
-      reduction.ResumeBatch(journal, index, i, observer);
-    }
+    // Also where it died after the last tile or the batch's mark: then only the slot is freed.
+    reduction.ResumeBatch(journal, index, i, observer);
   }
   return OkStatus();
 }

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <latch>
@@ -131,6 +132,7 @@ class Killer : public StepObserver {
 
 // Runs `body` in a child. True if it was killed, false if it came to its end.
 bool DiesIn(const std::function<void()>& body) {
+  std::fflush(nullptr);  // or the child would print it too
   const pid_t child = fork();
   if (child == 0) {
     body();
@@ -321,6 +323,10 @@ TEST_F(JournalTest, SlotsOfOtherTasksAreLeftAlone) {
 TEST_F(JournalTest, ContradictionsAreRefused) {
   journal_.BeginRecord(4, *task_.task(), 8);
   BatchJournal(journal_, 4, 0, 5000).Begin();
+  EXPECT_EQ(Recover(journal_, *task_.task()).error().code(), Code::kProtocol);
+  BatchJournal batch(journal_, 4, 0, 0);
+  batch.Begin();
+  batch.Valid(8);  // of 8
   EXPECT_EQ(Recover(journal_, *task_.task()).error().code(), Code::kProtocol);
   journal_.record(4).tiles_per_batch = 0;
   EXPECT_EQ(Recover(journal_, *task_.task()).error().code(), Code::kProtocol);

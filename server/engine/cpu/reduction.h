@@ -45,6 +45,9 @@ class Reduction {
 
   uint64_t batches() const { return BatchCount(task_, tiles_per_batch_); }
 
+  // Tiles of a batch; all but the last have the same number.
+  uint64_t TilesIn(uint64_t batch) const;
+
   // Does a batch of an out-of-place task. `result` is kTileBytes of scratch.
   void RunBatch(uint64_t batch, std::byte* result) const;
 
@@ -64,8 +67,6 @@ class Reduction {
   void Resume(uint64_t batch, uint64_t progress_word, Progress& progress) const;
   template <class Progress>
   void StoreTile(uint64_t batch, uint64_t tile, Progress& progress) const;
-
-  uint64_t TilesIn(uint64_t batch) const;
 
   const Task& task_;
   uint64_t tiles_per_batch_;
