@@ -1,6 +1,7 @@
 // gradsyncd: the daemon's main. Flags, log, signals, notifications; all else is in Server.
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -173,12 +174,23 @@ class SignalThread {
   std::atomic<bool> ended_{false};
 };
 
+// A daemon that one rank started serves all of them: it must not be confined to the cores that the
+// rank was pinned to. The kernel leaves it those of its cpuset, which is the container's limit.
+void UseAllCores() {
+  cpu_set_t all;
+  std::memset(&all, 0xff, sizeof(all));
+  sched_setaffinity(0, sizeof(all), &all);
+}
+
 // The parent of what goes on must not run what the child will (destructors, exit handlers).
 Status Detach() {
   const pid_t child = fork();
   if (child < 0) return ErrnoStatus(Code::kInternal, errno, "cannot detach");
   if (child > 0) _exit(EXIT_SUCCESS);
   setsid();
+  // Nor must it keep the folder busy that it was started in.
+  if (chdir("/") != 0) return ErrnoStatus(Code::kInternal, errno, "cannot detach");
+  UseAllCores();
   return OkStatus();
 }
 
