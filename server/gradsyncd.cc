@@ -113,6 +113,9 @@ Result<ServerOptions> OptionsFromFlags() {
   if (absl::GetFlag(FLAGS_threads) < 0) {
     return Unexpected(Code::kInvalidArgument, "--threads: must not be negative");
   }
+  if (absl::GetFlag(FLAGS_max_sessions) == 0) {
+    return Unexpected(Code::kInvalidArgument, "--max-sessions: must be at least 1");
+  }
   if (const int fd = absl::GetFlag(FLAGS_ready_fd); fd != -1 && fcntl(fd, F_GETFD) < 0) {
     return Unexpected(Code::kInvalidArgument,
                       absl::StrCat("--ready-fd: ", fd, " is not an open descriptor"));

@@ -581,7 +581,7 @@ TEST_F(ServerTest, AServerWithASessionIsNotIdle) {
   auto client = *RawClient::Connect(directory.File("s"));
   std::thread run([&] { EXPECT_TRUE(server->Run().ok()); });
   ASSERT_TRUE(client.SayHello(MakeHello("job", 0, 1)).ok());
-  // Its hello timeout would end an idle server many times over.
+  // Each answer comes from a server that would have ended by now, had it looked idle.
   ASSERT_TRUE(client.MakeGroup(MakeCreateGroup("world", {0}, std::chrono::seconds(1))).has_value());
   EXPECT_TRUE(client.Allocate(1).has_value());
   client.Disconnect();
