@@ -123,7 +123,7 @@ class Progress:
         print(text, end=end, flush=True)
 
 
-def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
+def train(options: argparse.Namespace, rank: int, ranks: int) -> nn.Module:
     torch.manual_seed(1)
     model: nn.Module = LanguageModel(options.width, options.layers, options.heads, options.length)
     data = Windows(options.text.read_bytes(), options.length)
@@ -148,6 +148,7 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
 
     if options.save and rank == 0:
         torch.save(getattr(model, "module", model).state_dict(), options.save)
+    return model
 
 
 def wrap(model: nn.Module, options: argparse.Namespace) -> nn.Module:
@@ -184,10 +185,11 @@ def main() -> None:
 
     # ---> 2 of 2. It was: dist.init_process_group("gloo")
     dist.init_process_group(options.backend)
-    train(options, dist.get_rank(), dist.get_world_size())
+    model = train(options, dist.get_rank(), dist.get_world_size())
     if options.after and dist.get_rank() == 0:
         subprocess.run(options.after, shell=True, check=True)
     dist.barrier()
+    del model  # until here the daemon could be asked about its buckets
     dist.destroy_process_group()
 
 
