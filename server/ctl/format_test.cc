@@ -25,7 +25,7 @@ TEST(FormatTest, JobsAreATable) {
   EXPECT_EQ(FormatJobs(jobs),
             R"(JOB      UID  GENERATION  STATE    RANKS    AGE  DETAIL
 vit     1001           0  joining    1/4  2.5 s  has not all of its 4 ranks yet
-lm-27m  1000           2  active     2/2  3m12s  waits 412 ms for rank 1: bucket 1 (encoder.5.weight ... encoder.0.bias)
+lm-27m  1000           2  active     2/2  3m12s  waits 412 ms for rank 1: bucket_reduce of 6553600 float32 (avg), bucket 1 of 3 (encoder.5.weight ... encoder.0.bias)
 bert    1000           2  failed     1/2  3m12s  job 'bert': rank 1 (pid 4243) died
 lm-27m  1000           2  active     2/2  3m12s
 )");
@@ -44,7 +44,7 @@ RANK  LOCAL   PID  STATE      SHARED MEMORY  PROGRAM
    1      1  4243  connected      109.0 MiB  train.py
 
 Group ddp/0 (ranks 0, 1): 1830 operations, 48.0 GiB per rank, the last in 0.115 ms
-  waits 412 ms for rank 1: bucket 1 (encoder.5.weight ... encoder.0.bias)
+  waits 412 ms for rank 1: bucket_reduce of 6553600 float32 (avg), bucket 1 of 3 (encoder.5.weight ... encoder.0.bias)
 BUCKET      SIZE  TYPE      STATE             REDUCED  LAST RANK  WAIT ms  QUEUE ms  REDUCE ms  TOTAL ms  PARAMETERS  NAMES
      0   1.0 MiB  float32   reducing              610          1    0.120     0.003      0.210     0.333           1  lm_head.weight
      1  25.0 MiB  float32   waits for rank 1      610          0    1.850     0.040      2.470     4.360          24  encoder.5.weight ... encoder.0.bias

@@ -1,14 +1,12 @@
 // The real gradsyncctl, asking an inspection server in this process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "server/ctl/run_gradsyncctl.h"
 #include "server/inspect/inspect_server.h"
 #include "server/inspect/sample_snapshots.h"
 #include "server/inspect/socket_path.h"
@@ -19,27 +17,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string output;  // stdout and stderr
-};
-
-// `arguments` are words for the shell.
-Outcome Gradsyncctl(const std::string& arguments, const std::string& environment = "") {
-  const std::string command = "env -u GRADSYNC_SOCKET " + environment + " " GRADSYNCCTL " " +
-                              arguments + " 2>&1 </dev/null";
-  Outcome outcome;
-  std::FILE* pipe = popen(command.c_str(), "re");
-  if (pipe == nullptr) return outcome;
-  std::array<char, 4096> buffer{};
-  while (const size_t bytes = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    outcome.output.append(buffer.data(), bytes);
-  }
-  const int status = pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
 
 class GradsyncctlTest : public ::testing::Test {
  protected:
@@ -68,7 +45,7 @@ class GradsyncctlTest : public ::testing::Test {
 
 TEST_F(GradsyncctlTest, ShowsTheJobs) {
   Start();
-  const Outcome outcome = Gradsyncctl("jobs --socket " + socket_);
+  const Outcome outcome = RunGradsyncctl("jobs --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output,
               AllOf(StartsWith("JOB "), HasSubstr("\nvit "), HasSubstr("\nlm-27m ")));
@@ -76,27 +53,27 @@ TEST_F(GradsyncctlTest, ShowsTheJobs) {
 
 TEST_F(GradsyncctlTest, ShowsAJob) {
   Start();
-  const Outcome outcome = Gradsyncctl("job lm-27m --uid 1000 --generation 2 --inspect-socket " +
-                                      DefaultInspectSocket(socket_));
+  const Outcome outcome = RunGradsyncctl("job lm-27m --uid 1000 --generation 2 --inspect-socket " +
+                                         DefaultInspectSocket(socket_));
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output, AllOf(StartsWith("Job lm-27m "), HasSubstr("waits for rank 1")));
 }
 
 TEST_F(GradsyncctlTest, FindsTheDaemonThatATrainerWouldUse) {
   Start();
-  const Outcome outcome = Gradsyncctl("jobs", "GRADSYNC_SOCKET=" + socket_);
+  const Outcome outcome = RunGradsyncctl("jobs", "GRADSYNC_SOCKET=" + socket_);
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output, HasSubstr("lm-27m"));
 }
 
 TEST_F(GradsyncctlTest, PrintsJson) {
   Start();
-  Outcome outcome = Gradsyncctl("jobs --json --socket " + socket_);
+  Outcome outcome = RunGradsyncctl("jobs --json --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output,
               AllOf(StartsWith("{"), HasSubstr("\"name\": \"lm-27m\""),
                     HasSubstr("\"state\": \"JOB_STATE_ACTIVE\""), HasSubstr("\"age\": \"192s\"")));
-  outcome = Gradsyncctl("job --json lm-27m --socket " + socket_);
+  outcome = RunGradsyncctl("job --json lm-27m --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output,
               AllOf(HasSubstr("\"parameter_count\": 24"), HasSubstr("\"bytes\": \"26214400\""),
@@ -105,20 +82,20 @@ TEST_F(GradsyncctlTest, PrintsJson) {
 
 TEST_F(GradsyncctlTest, AnUnknownJobIsExitCode1) {
   Start();
-  const Outcome outcome = Gradsyncctl("job nobody --socket " + socket_);
+  const Outcome outcome = RunGradsyncctl("job nobody --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.output, StartsWith("gradsyncctl: this daemon has no job 'nobody'"));
 }
 
 TEST_F(GradsyncctlTest, ABadCommandLineIsExitCode2) {
-  const Outcome outcome = Gradsyncctl("jobs --frob");
+  const Outcome outcome = RunGradsyncctl("jobs --frob");
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.output, AllOf(HasSubstr("--frob"), HasSubstr("--help")));
-  EXPECT_EQ(Gradsyncctl("").exit_code, 2);
+  EXPECT_EQ(RunGradsyncctl("").exit_code, 2);
 }
 
 TEST_F(GradsyncctlTest, NoDaemonIsExitCode3) {
-  const Outcome outcome = Gradsyncctl("jobs --socket " + socket_);
+  const Outcome outcome = RunGradsyncctl("jobs --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.output, AllOf(StartsWith("gradsyncctl: no gradsyncd answers"),
                                     HasSubstr(socket_ + ".inspect")));
@@ -127,22 +104,22 @@ TEST_F(GradsyncctlTest, NoDaemonIsExitCode3) {
 TEST_F(GradsyncctlTest, ADaemonThatIsShuttingDownIsExitCode3) {
   Start();
   server_->Drain();
-  const Outcome outcome = Gradsyncctl("jobs --socket " + socket_);
+  const Outcome outcome = RunGradsyncctl("jobs --socket " + socket_);
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("shutting down"));
 }
 
 TEST_F(GradsyncctlTest, OutputThatCannotBeWrittenIsAnError) {
   Start();
-  const Outcome outcome = Gradsyncctl("jobs --socket " + socket_ + " >/dev/full");
+  const Outcome outcome = RunGradsyncctl("jobs --socket " + socket_ + " >/dev/full");
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
 TEST_F(GradsyncctlTest, HelpAndVersionNeedNoDaemon) {
-  const Outcome help = Gradsyncctl("--help");
+  const Outcome help = RunGradsyncctl("--help");
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.output, AllOf(StartsWith("usage: gradsyncctl"), HasSubstr("exit status")));
-  const Outcome version = Gradsyncctl("--version");
+  const Outcome version = RunGradsyncctl("--version");
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.output, "gradsyncctl " GRADSYNC_VERSION "\n");
 }

@@ -33,8 +33,9 @@ void LogFromGrpc(gpr_log_func_args* args) {
               absl::Utf8SafeCEscape(args->message));
 }
 
-// What gRPC keeps for the process. The reference that grpc_init takes is never given back: gRPC's own
-// shutdown can wait 10 s for a poller of a write that was slow, and a daemon has to end at once.
+// What gRPC keeps for the process. The reference that grpc_init takes is never given back: gRPC's
+// own shutdown can wait 10 s for a poller of a write that was slow, and a daemon has to end at
+// once.
 void SetUpGrpc() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -39,7 +39,8 @@ inline JobSnapshot TrainingJob() {
   ddp.completed = 1830;
   ddp.bytes = 48ULL << 30;
   ddp.last = {.wait = microseconds(90), .queue = microseconds(4), .reduce = microseconds(21)};
-  ddp.waiting_operation = "bucket 1 (encoder.5.weight ... encoder.0.bias)";
+  ddp.waiting_operation =
+      "bucket_reduce of 6553600 float32 (avg), bucket 1 of 3 (encoder.5.weight ... encoder.0.bias)";
   ddp.missing_ranks = {1};
   ddp.waiting = milliseconds(412);
   ddp.buckets = {

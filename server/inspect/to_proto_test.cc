@@ -25,7 +25,9 @@ TEST(ToProtoTest, SummaryTellsStateRanksAndWait) {
   EXPECT_EQ(summary.connected_ranks(), 2U);
   EXPECT_EQ(Ns(summary.age()), 192'000'000'000);
   EXPECT_EQ(summary.failure(), "");
-  EXPECT_EQ(summary.wait().operation(), "bucket 1 (encoder.5.weight ... encoder.0.bias)");
+  EXPECT_EQ(summary.wait().operation(),
+            "bucket_reduce of 6553600 float32 (avg), bucket 1 of 3 (encoder.5.weight ... "
+            "encoder.0.bias)");
   EXPECT_EQ(summary.wait().group(), "ddp/0");
   EXPECT_THAT(summary.wait().missing_ranks(), ElementsAre(1));
   EXPECT_EQ(Ns(summary.wait().duration()), 412'000'000);
