@@ -1,7 +1,9 @@
 #include "client/core/starter.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -111,6 +113,20 @@ TEST_F(StarterTest, ADaemonGetsACleanProcess) {
   EXPECT_THAT(log, HasSubstr("GRADSYNC_X=1"));
   EXPECT_THAT(log, ::testing::Not(HasSubstr("LEAKED")));
   EXPECT_THAT(log, HasSubstr("0 1 10 2 3"));  // 10: the shell's own, of the script
+}
+
+TEST_F(StarterTest, AStarterThatHangsHoldsUpOthersNoLongerThanTheirDeadline) {
+  WriteDaemon("touch " + root_ + "/started\n");
+  ASSERT_TRUE(EnsurePrivateDirectory(discovery_.private_directory, geteuid()).ok());
+  const std::string path = discovery_.private_socket() + ".lock";
+  const UniqueFd lock(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const auto found =
+      FindDaemon(discovery_, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(found.error().message(), HasSubstr(path));
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/started"));
 }
 
 TEST_F(StarterTest, ABinaryThatIsNotThereIsAnError) {
