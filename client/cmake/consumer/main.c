@@ -1,7 +1,8 @@
 #include <gradsync/gradsync.h>
 #include <stdio.h>
 
-/* Without a daemon at the socket that it names: a clear error is what proves that the library works. */
+/* Without a daemon at the socket that it names: a clear error is what proves that the library
+ * works. */
 int main(void) {
   gradsync_session_options options = {.struct_size = sizeof(options)};
   gradsync_session* session = NULL;

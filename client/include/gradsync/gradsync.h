@@ -1,15 +1,16 @@
 /* gradsync: the client's C interface.
  *
  * A trainer process opens a session with its node's daemon (gradsyncd), forms groups of ranks, and
- * averages gradients, either by collectives over plain memory or by a gradsync_ddp, which is the core
- * of a DDP wrapper: it plans buckets, signals each one as its gradients become ready, and waits for
- * the averages.
+ * averages gradients, either by collectives over plain memory or by a gradsync_ddp, which is the
+ * core of a DDP wrapper: it plans buckets, signals each one as its gradients become ready, and
+ * waits for the averages.
  *
  * Conventions, for every function unless it says otherwise:
- *  - Returns GRADSYNC_OK (0) or a gradsync_code. `error`, which may be NULL, then holds the code and a
- *    sentence that names the job, rank, bucket or parameter and says what to do. No function throws.
- *  - Blocks at most until its timeout (milliseconds; 0 stands for the session's), plus a few seconds'
- *    grace for a daemon that does not answer. There is no way to wait without a deadline.
+ *  - Returns GRADSYNC_OK (0) or a gradsync_code. `error`, which may be NULL, then holds the code
+ *    and a sentence that names the job, rank, bucket or parameter and says what to do. No function
+ *    throws.
+ *  - Blocks at most until its timeout (milliseconds; 0 stands for the session's), plus a few
+ *    seconds' grace for a daemon that does not answer. There is no way to wait without a deadline.
  *  - May be called from any thread. Calls on one group keep the order in which they are made; every
  *    rank must make the same calls on a group in the same order.
  *  - Handles are owned by the caller and freed by the function that its create function names. A
@@ -89,21 +90,21 @@ GRADSYNC_API const char* gradsync_version(void);
 /* "RANK_LOST" and so on; "UNKNOWN" for other values. Static. */
 GRADSYNC_API const char* gradsync_code_name(int code);
 
-/* ---- Session: this process as one rank of a job ------------------------------------------------ */
+/* ---- Session: this process as one rank of a job ---------------------------------------------- */
 
 typedef struct gradsync_session gradsync_session;
 
 typedef struct gradsync_session_options {
   size_t struct_size;
-  const char* socket;        /* the daemon's socket. NULL: GRADSYNC_SOCKET, else the system daemon at
-                                /run/gradsync/gradsyncd.sock, else a private daemon of this user, which
-                                is started if need be and ends by itself when idle. */
-  const char* job;           /* ranks that name the same job meet; NULL: GRADSYNC_JOB, else from
-                                torchrun's environment */
-  uint32_t generation;       /* of the job: one more after each restart of all ranks */
-  uint32_t world_size;       /* 0: rank, world_size, local_rank, local_world_size and generation come
-                                from torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK,
-                                LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT) */
+  const char* socket;  /* the daemon's socket. NULL: GRADSYNC_SOCKET, else the system daemon at
+                          /run/gradsync/gradsyncd.sock, else a private daemon of this user, which
+                          is started if need be and ends by itself when idle. */
+  const char* job;     /* ranks that name the same job meet; NULL: GRADSYNC_JOB, else from
+                          torchrun's environment */
+  uint32_t generation; /* of the job: one more after each restart of all ranks */
+  uint32_t world_size; /* 0: rank, world_size, local_rank, local_world_size and generation come
+                          from torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK,
+                          LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT) */
   uint32_t rank;
   uint32_t local_rank;
   uint32_t local_world_size; /* 0: world_size */
@@ -115,8 +116,9 @@ typedef struct gradsync_session_options {
 GRADSYNC_API int gradsync_session_open(const gradsync_session_options* options,
                                        gradsync_session** session, gradsync_error* error);
 
-/* Says goodbye and frees the handle; NULL is allowed. Groups, buffers and ddps made from the session
- * stay valid handles that answer with GRADSYNC_FAILED_PRECONDITION; buffers keep their memory. */
+/* Says goodbye and frees the handle; NULL is allowed. Groups, buffers and ddps made from the
+ * session stay valid handles that answer with GRADSYNC_FAILED_PRECONDITION; buffers keep their
+ * memory. */
 GRADSYNC_API void gradsync_session_close(gradsync_session* session);
 
 GRADSYNC_API uint32_t gradsync_session_rank(const gradsync_session* session);
@@ -125,27 +127,29 @@ GRADSYNC_API uint32_t gradsync_session_world_size(const gradsync_session* sessio
 /* The path of the daemon's socket. Borrowed from the session. */
 GRADSYNC_API const char* gradsync_session_socket(const gradsync_session* session);
 
-/* ---- Buffers: memory that the daemon reads and writes where it lies ----------------------------- */
+/* ---- Buffers: memory that the daemon reads and writes where it lies -------------------------- */
 
 typedef struct gradsync_buffer gradsync_buffer; /* reference-counted */
 
 /* Allocates at least `bytes` of shared memory, zeroed, page-aligned, its pages already there and
- * charged to this process. GRADSYNC_OUT_OF_MEMORY if they are not to be had. `label` is for people. */
-GRADSYNC_API int gradsync_buffer_create(gradsync_session* session, uint64_t bytes, const char* label,
-                                        gradsync_buffer** buffer, gradsync_error* error);
+ * charged to this process. GRADSYNC_OUT_OF_MEMORY if they are not to be had. `label` is for
+ * people. */
+GRADSYNC_API int gradsync_buffer_create(gradsync_session* session, uint64_t bytes,
+                                        const char* label, gradsync_buffer** buffer,
+                                        gradsync_error* error);
 GRADSYNC_API void* gradsync_buffer_data(const gradsync_buffer* buffer);
 GRADSYNC_API uint64_t gradsync_buffer_size(const gradsync_buffer* buffer);
 GRADSYNC_API void gradsync_buffer_retain(gradsync_buffer* buffer);
 /* Drops one reference; the last one unmaps the memory. NULL is allowed. */
 GRADSYNC_API void gradsync_buffer_release(gradsync_buffer* buffer);
 
-/* ---- Groups: an ordered set of ranks with one stream of operations ------------------------------ */
+/* ---- Groups: an ordered set of ranks with one stream of operations --------------------------- */
 
 typedef struct gradsync_group gradsync_group;
 
-/* Forms a group of `rank_count` ranks of the job, which must include this one; `ranks` NULL stands for
- * all of them in order. Blocks until each of them has asked for the same ranks under the same `tag`
- * (any text that tells this group from others). Free with gradsync_group_destroy. */
+/* Forms a group of `rank_count` ranks of the job, which must include this one; `ranks` NULL stands
+ * for all of them in order. Blocks until each of them has asked for the same ranks under the same
+ * `tag` (any text that tells this group from others). Free with gradsync_group_destroy. */
 GRADSYNC_API int gradsync_group_create(gradsync_session* session, const char* tag,
                                        const uint32_t* ranks, uint32_t rank_count,
                                        uint32_t timeout_ms, gradsync_group** group,
@@ -173,9 +177,10 @@ GRADSYNC_API int gradsync_all_gather(gradsync_group* group, const void* input, v
                                      uint64_t count, gradsync_dtype dtype, uint32_t timeout_ms,
                                      gradsync_error* error);
 /* Returns once every rank has called it. */
-GRADSYNC_API int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms, gradsync_error* error);
+GRADSYNC_API int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms,
+                                  gradsync_error* error);
 
-/* ---- DDP: bucketed averaging of gradients while backward goes on -------------------------------- */
+/* ---- DDP: bucketed averaging of gradients while backward goes on ----------------------------- */
 
 typedef struct gradsync_ddp gradsync_ddp;
 
@@ -191,23 +196,23 @@ typedef struct gradsync_parameter {
 
 typedef struct gradsync_ddp_options {
   size_t struct_size;
-  uint64_t bucket_bytes;       /* a bucket is closed by the parameter that reaches this; 0: 25 MiB */
-  uint64_t first_bucket_bytes; /* the same for the first bucket; 0: 1 MiB, or bucket_bytes if given */
+  uint64_t bucket_bytes; /* a bucket is closed by the parameter that reaches this; 0: 25 MiB */
+  uint64_t first_bucket_bytes; /* the same, of the first; 0: 1 MiB, or bucket_bytes if given */
   uint32_t timeout_ms;         /* for each bucket and each agreement; 0: the session's */
   uint32_t fixed_plan;         /* not 0: never replan in the order seen (gradsync_ddp_replan) */
 } gradsync_ddp_options;
 
 /* Agrees with every rank of `group` on the parameters, plans the buckets (reverse order of
- * registration) and allocates them. Parameters that differ are GRADSYNC_MISMATCH on every rank, naming
- * the first one that differs, both values and both ranks. The group must be used for nothing else
- * while the ddp lives, and outlive it. Free with gradsync_ddp_destroy. */
+ * registration) and allocates them. Parameters that differ are GRADSYNC_MISMATCH on every rank,
+ * naming the first one that differs, both values and both ranks. The group must be used for nothing
+ * else while the ddp lives, and outlive it. Free with gradsync_ddp_destroy. */
 GRADSYNC_API int gradsync_ddp_create(gradsync_group* group, const gradsync_parameter* parameters,
                                      uint32_t parameter_count, const gradsync_ddp_options* options,
                                      gradsync_ddp** ddp, gradsync_error* error);
 GRADSYNC_API void gradsync_ddp_destroy(gradsync_ddp* ddp);
 
-/* Where the gradient of a parameter lies: `data` points at its elements, row-major, in shared memory.
- * `buffer` is borrowed; retain it to keep the memory beyond a replan or the ddp. */
+/* Where the gradient of a parameter lies: `data` points at its elements, row-major, in shared
+ * memory. `buffer` is borrowed; retain it to keep the memory beyond a replan or the ddp. */
 typedef struct gradsync_slot {
   void* data;
   uint64_t count;
@@ -218,7 +223,8 @@ GRADSYNC_API int gradsync_ddp_slot(const gradsync_ddp* ddp, uint32_t parameter, 
                                    gradsync_error* error);
 
 GRADSYNC_API uint32_t gradsync_ddp_bucket_count(const gradsync_ddp* ddp);
-/* The parameters of a bucket, in the order of their memory. `parameters` is borrowed until a replan. */
+/* The parameters of a bucket, in the order of their memory. `parameters` is borrowed until a
+ * replan. */
 typedef struct gradsync_bucket {
   void* data;
   uint64_t count;
@@ -226,21 +232,21 @@ typedef struct gradsync_bucket {
   const uint32_t* parameters;
   uint32_t parameter_count;
 } gradsync_bucket;
-GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index, gradsync_bucket* bucket,
-                                     gradsync_error* error);
+GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index,
+                                     gradsync_bucket* bucket, gradsync_error* error);
 
-/* One iteration: begin, then ready for each parameter once, in any order, then wait for each bucket.
- * The calls on one ddp must not overlap, but each may come from another thread. Begin also gives up an
- * iteration in which nothing became ready (a forward without a backward).
- * GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have finished reduction in the
- * prior iteration before starting a new one." and the names of the parameters without a gradient, if
- * the last iteration is unfinished: that is final, and fails the group on every rank with those words,
- * because this rank's buckets will never come. */
+/* One iteration: begin, then ready for each parameter once, in any order, then wait for each
+ * bucket. The calls on one ddp must not overlap, but each may come from another thread. Begin also
+ * gives up an iteration in which nothing became ready (a forward without a backward).
+ * GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have finished reduction in
+ * the prior iteration before starting a new one." and the names of the parameters without a
+ * gradient, if the last iteration is unfinished: that is final, and fails the group on every rank
+ * with those words, because this rank's buckets will never come. */
 GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
 
 /* The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last; does
- * not block. `all_ready`, which may be NULL, is set to 1 with the iteration's last parameter, else to
- * 0. GRADSYNC_FAILED_PRECONDITION outside an iteration or the second time for a parameter. */
+ * not block. `all_ready`, which may be NULL, is set to 1 with the iteration's last parameter, else
+ * to 0. GRADSYNC_FAILED_PRECONDITION outside an iteration or the second time for a parameter. */
 GRADSYNC_API int gradsync_ddp_ready(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
                                     gradsync_error* error);
 
@@ -251,12 +257,13 @@ GRADSYNC_API int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_
 GRADSYNC_API int gradsync_ddp_end(gradsync_ddp* ddp, gradsync_error* error);
 
 /* After the first whole iteration, once: plans anew in the order in which rank 0's gradients became
- * ready, and moves the slots; what lies in them goes along. Every rank must call it at the same point
- * between iterations. `replanned`, which may be NULL, is set to 1 if slots moved, else to 0. */
+ * ready, and moves the slots; what lies in them goes along. Every rank must call it at the same
+ * point between iterations. `replanned`, which may be NULL, is set to 1 if slots moved, else
+ * to 0. */
 GRADSYNC_API int gradsync_ddp_replan(gradsync_ddp* ddp, int* replanned, gradsync_error* error);
 
-/* The parameters of the current iteration that have not become ready: writes up to `capacity` indices
- * and returns how many there are in all. */
+/* The parameters of the current iteration that have not become ready: writes up to `capacity`
+ * indices and returns how many there are in all. */
 GRADSYNC_API uint32_t gradsync_ddp_unready(const gradsync_ddp* ddp, uint32_t* parameters,
                                            uint32_t capacity);
 
