@@ -258,7 +258,7 @@ bool Reducer::State::RebuildBuckets() {
   gradsync_error error{};
   Call(gradsync_ddp_replan(ddp_.get(), &moved, &error), error);
   if (moved != 0) ReadPlan();
-  return moved != 0;
+  return true;
 }
 
 void Reducer::State::PrepareForBackward() {

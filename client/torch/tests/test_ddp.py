@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-from training import fingerprint, make, mlp, process_group, train
+from training import fingerprint, make, mlp, new_group, process_group, train
 
 import gradsync
 from gradsync.torch import DistributedDataParallel
 
 
-def backward(model: nn.Module, rank: int) -> None:
+def backward(model: Any, rank: int) -> None:
     model(torch.full((2, 6), float(rank + 1))).sum().backward()
 
 
@@ -64,7 +64,7 @@ def copy_and_pickle(rank: int, size: int, store: str, views: bool) -> None:
         # One rank alone may copy: nothing waits for the others.
         if rank == 0:
             backup = copy.deepcopy(model)
-            assert gradients_of(backup) == before
+            assert all(p.grad is None for p in backup.parameters())
             backup.module(torch.ones(1, 6)).sum().backward()
             assert gradients_of(model) == before
             assert backup._get_ddp_logging_data()["iteration"] == 0
@@ -83,7 +83,7 @@ def copy_and_pickle(rank: int, size: int, store: str, views: bool) -> None:
             assert len(set(digests)) == 1
             assert copied.gradient_as_bucket_view == views
 
-        group = dist.new_group()
+        group = new_group()
         with pytest.raises(RuntimeError, match="DDP Pickling/Unpickling are only supported"):
             pickle.dumps(DistributedDataParallel(mlp(), process_group=group))
 
@@ -96,6 +96,12 @@ def test_it_can_be_copied_and_pickled(
 
 
 class WithBuffers(nn.Module):
+    mean: Tensor
+    count: Tensor
+    transposed: Tensor
+    flags: Tensor
+    own: Tensor
+
     def __init__(self, value: float) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 2)
@@ -116,7 +122,7 @@ class WithBuffers(nn.Module):
 
 def sync_buffers(rank: int, size: int, store: str, backend: str) -> None:
     with process_group(backend, store, rank, size):
-        module = WithBuffers(float(rank))
+        module: Any = WithBuffers(float(rank))
         module._ddp_params_and_buffers_to_ignore = ["own"]
         model = DistributedDataParallel(module)
         assert module.states() == [0, 0, 0, 0]
@@ -164,7 +170,7 @@ def test_buffers_are_broadcast_in_forward_as_torch_does(
 def choose_what_is_broadcast(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         x = torch.ones(1, 6)
-        module = WithBuffers(float(rank))
+        module: Any = WithBuffers(float(rank))
         model = DistributedDataParallel(module, forward_sync_buffers=False)
         assert module.mean[0] == 0
         module.mean.fill_(rank + 1)
@@ -186,10 +192,10 @@ def choose_what_is_broadcast(rank: int, size: int, store: str) -> None:
         assert torch.equal(module.layer.weight, weight)
 
         # Also the parameters that take no part in training.
-        module = make("frozen", torch.float32, seed=rank)
-        DistributedDataParallel(module)
+        frozen = make("frozen", torch.float32, seed=rank)
+        DistributedDataParallel(frozen)
         digests: list[Any] = [None] * size
-        dist.all_gather_object(digests, fingerprint(list(module.parameters())))
+        dist.all_gather_object(digests, fingerprint(list(frozen.parameters())))
         assert len(set(digests)) == 1
 
 
@@ -211,7 +217,7 @@ class RootParameter(nn.Module):
 def leave_parameters_out(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         torch.manual_seed(rank)
-        module = RootParameter()
+        module: Any = RootParameter()
         own = module.left.weight.clone()
         module._ddp_params_and_buffers_to_ignore = ["left.weight", "left.bias", "root"]
         model = DistributedDataParallel(module)
@@ -235,7 +241,7 @@ def look_at_views(rank: int, size: int, store: str) -> None:
         model = DistributedDataParallel(
             make("channels last", torch.float32, seed=0), gradient_as_bucket_view=True
         )
-        parameters = list(model.parameters())
+        parameters: list[Any] = list(model.parameters())
 
         def pointers() -> list[int]:
             return [p.grad.data_ptr() for p in parameters if p.grad is not None]
@@ -371,7 +377,10 @@ def leave_a_head_out(rank: int, size: int, store: str, steps_before: int, cap: f
 def test_an_unused_parameter_is_named_by_the_next_forward(
     ranks: Ranks, meeting: Callable[[], str], steps_before: int, cap: float
 ) -> None:
-    for outcome in ranks.outcomes(leave_a_head_out, meeting(), steps_before, cap, size=2):
+    outcomes = ranks.outcomes(leave_a_head_out, meeting(), steps_before, cap, size=2)
+    # The first to come to it tells the others, wherever they are by then.
+    assert any("in _pre_forward" in outcome.trace for outcome in outcomes)
+    for outcome in outcomes:
         error = outcome.error
         assert isinstance(error, RuntimeError)
         assert (
@@ -381,7 +390,6 @@ def test_an_unused_parameter_is_named_by_the_next_forward(
         assert "right.weight" in str(error)
         assert "right.bias" in str(error)
         assert "left" not in str(error)
-        assert "in _pre_forward" in outcome.trace
 
 
 class Fails(torch.autograd.Function):
@@ -418,16 +426,18 @@ def use_a_parameter_twice(rank: int, size: int, store: str) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.first = nn.Linear(6, 6)
             self.layer = nn.Linear(6, 6)
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
             for _ in range(2):
                 x = checkpoint(self.layer, x, use_reentrant=True)
             return x
 
     with process_group("gradsync", store, rank, size):
         model = DistributedDataParallel(Twice())
-        model(torch.ones(2, 6, requires_grad=True)).sum().backward()
+        model(torch.ones(2, 6)).sum().backward()
 
 
 def test_a_parameter_that_is_ready_twice_is_named(ranks: Ranks, meeting: Callable[[], str]) -> None:
@@ -472,7 +482,7 @@ def test_conversion_after_wrapping_is_noticed(ranks: Ranks, meeting: Callable[[]
 
 def different_models(rank: int, size: int, store: str, what: str) -> None:
     with process_group("gradsync", store, rank, size):
-        module: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.Conv2d(3, 4, 2))
+        module: Any = nn.Sequential(nn.Linear(6, 4), nn.Conv2d(3, 4, 2))
         if rank == 1:
             if what == "sizes":
                 module[0] = nn.Linear(6, 5)
@@ -514,7 +524,7 @@ def test_models_that_differ_are_refused_everywhere(
 def ask_for_the_unimplemented(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         parameter = nn.Parameter(torch.ones(1))
-        for name, options in {
+        refused: dict[str, dict[str, Any]] = {
             "find_unused_parameters": {"find_unused_parameters": True},
             "static_graph": {"static_graph": True},
             "delay_all_reduce_named_params": {
@@ -525,7 +535,8 @@ def ask_for_the_unimplemented(rank: int, size: int, store: str) -> None:
             "skip_all_reduce_unused_params": {"skip_all_reduce_unused_params": True},
             "bucket_cap_mb_list": {"bucket_cap_mb_list": [1]},
             "lazy_bucket_allocation": {"lazy_bucket_allocation": True},
-        }.items():
+        }
+        for name, options in refused.items():
             with pytest.raises(NotImplementedError, match=name):
                 DistributedDataParallel(mlp(), **options)
         with pytest.raises(NotImplementedError, match=r'sparse gradient of parameter "0\.weight"'):
@@ -533,7 +544,7 @@ def ask_for_the_unimplemented(rank: int, size: int, store: str) -> None:
         with pytest.raises(NotImplementedError, match=r'"0\.weight" on meta'):
             DistributedDataParallel(nn.Sequential(nn.Linear(3, 3, device="meta")))
         model = DistributedDataParallel(mlp())
-        for name, call in {
+        calls: dict[str, Callable[[], Any]] = {
             "register_comm_hook": lambda: model.register_comm_hook(None, lambda s, b: b),
             "_register_builtin_comm_hook": lambda: model._register_builtin_comm_hook(
                 dist.BuiltinCommHookType.ALLREDUCE
@@ -544,7 +555,8 @@ def ask_for_the_unimplemented(rank: int, size: int, store: str) -> None:
             "static_graph": model._set_static_graph,
             "finalize_backward": model.finalize_backward,
             "manual_backward": lambda: setattr(model, "require_manual_backward_finalization", True),
-        }.items():
+        }
+        for name, call in calls.items():
             with pytest.raises(NotImplementedError, match=name):
                 call()
         backward(model, rank)
@@ -668,10 +680,9 @@ def compile_module(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         reference = DistributedDataParallel(make("mlp", torch.float32, seed=0))
         backward(reference, rank)
-        inside = DistributedDataParallel(
-            torch.compile(make("mlp", torch.float32, seed=0), backend="aot_eager")
-        )
-        outside = torch.compile(
+        compiled: Any = torch.compile(make("mlp", torch.float32, seed=0), backend="aot_eager")
+        inside: Any = DistributedDataParallel(compiled)
+        outside: Any = torch.compile(
             DistributedDataParallel(make("mlp", torch.float32, seed=0)), backend="aot_eager"
         )
         for model in (inside, outside):

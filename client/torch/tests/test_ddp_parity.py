@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from training import MODELS, fingerprint, make, process_group, train
+from training import MODELS, fingerprint, make, new_group, process_group, train
 
 from gradsync.torch import DistributedDataParallel
 
@@ -134,7 +133,7 @@ def test_torchs_own_wrapper_works_over_the_backend(
 
 def train_in_halves(rank: int, size: int, store: str) -> str:
     with process_group("gradsync", store, rank, size):
-        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        halves = [new_group([0, 1]), new_group([2, 3])]
         model = DistributedDataParallel(
             make("mlp", torch.float32, seed=rank), process_group=halves[rank // 2]
         )

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -22,15 +23,18 @@ PROMPTLY_S = 5.0
 VICTIM = 1
 
 
-@pytest.fixture
-def mortals(own_daemon: Daemon) -> Iterator[Ranks]:
-    """Rank processes with a daemon of their own, which may be killed."""
-    ranks = Ranks(3, {"GRADSYNC_SOCKET": own_daemon.socket, "OMP_NUM_THREADS": "1"})
-    yield ranks
-    ranks.close()
+@contextmanager
+def daemon_at(socket: str) -> Iterator[None]:
+    """For the time being, the ranks' daemon is that one."""
+    usual = os.environ["GRADSYNC_SOCKET"]
+    os.environ["GRADSYNC_SOCKET"] = socket
+    try:
+        yield
+    finally:
+        os.environ["GRADSYNC_SOCKET"] = usual
 
 
-def train_until_error(rank: int, size: int, store: str, daemon: int | None, views: bool) -> None:
+def train_until_error(rank: int, size: int, store: str, views: bool, daemon: int | None) -> None:
     """In the third backward the victim kills the daemon, or itself."""
     with process_group("gradsync", store, rank, size):
         model = DistributedDataParallel(mlp(), gradient_as_bucket_view=views, bucket_cap_mb=0)
@@ -59,19 +63,26 @@ def train_until_error(rank: int, size: int, store: str, daemon: int | None, view
 
 @pytest.mark.parametrize("views", [False, True])
 def test_a_killed_rank_is_named_to_the_others(
-    mortals: Ranks, meeting: Callable[[], str], views: bool
+    ranks: Ranks, meeting: Callable[[], str], views: bool
 ) -> None:
-    outcomes = mortals.outcomes(train_until_error, meeting(), None, views, size=3)
-    assert outcomes[1].lost
+    outcomes = ranks.outcomes(train_until_error, meeting(), views, None, size=3)
+    assert outcomes[VICTIM].lost
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, gradsync.RankLostError), outcomes[rank].trace
         assert "rank 1" in str(outcomes[rank].error)
 
 
+def train_with_daemon(rank: int, size: int, store: str, socket: str, daemon: int) -> None:
+    with daemon_at(socket):
+        train_until_error(rank, size, store, False, daemon)
+
+
 def test_a_killed_daemon_is_reported_by_every_rank(
-    mortals: Ranks, meeting: Callable[[], str], own_daemon: Daemon
+    ranks: Ranks, meeting: Callable[[], str], own_daemon: Daemon
 ) -> None:
-    outcomes = mortals.outcomes(train_until_error, meeting(), own_daemon.pid, False, size=3)
+    outcomes = ranks.outcomes(
+        train_with_daemon, meeting(), own_daemon.socket, own_daemon.pid, size=3
+    )
     for outcome in outcomes:
         assert isinstance(outcome.error, gradsync.DaemonLostError), outcome.trace
 
@@ -79,24 +90,27 @@ def test_a_killed_daemon_is_reported_by_every_rank(
 def lose_a_rank_in_a_collective(rank: int, size: int, store: str, asynchronous: bool) -> None:
     with process_group("gradsync", store, rank, size):
         dist.barrier()
-        if rank == 1:
+        if rank == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
-        works = [dist.all_reduce(torch.ones(5), async_op=asynchronous) for _ in range(3)]
-        for work in works:
-            if work is not None:
-                work.wait()
+        begin = time.monotonic()
+        try:
+            works = [dist.all_reduce(torch.ones(5), async_op=asynchronous) for _ in range(3)]
+            for work in works:
+                if work is not None:
+                    work.wait()
+        finally:
+            assert time.monotonic() - begin < PROMPTLY_S
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_rank_that_is_killed_before_a_collective_is_named(
-    mortals: Ranks, meeting: Callable[[], str], asynchronous: bool
+    ranks: Ranks, meeting: Callable[[], str], asynchronous: bool
 ) -> None:
-    outcomes = mortals.outcomes(lose_a_rank_in_a_collective, meeting(), asynchronous, size=3)
-    assert outcomes[1].lost
+    outcomes = ranks.outcomes(lose_a_rank_in_a_collective, meeting(), asynchronous, size=3)
+    assert outcomes[VICTIM].lost
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, gradsync.RankLostError), outcomes[rank].trace
         assert "rank 1" in str(outcomes[rank].error)
-        assert outcomes[rank].seconds < PROMPTLY_S
 
 
 def come_alone(rank: int, size: int, store: str) -> None:
@@ -113,15 +127,14 @@ def test_a_rank_that_never_comes_is_named(ranks: Ranks, meeting: Callable[[], st
 
 
 def find_no_daemon(rank: int, size: int, store: str, socket: str) -> None:
-    os.environ["GRADSYNC_SOCKET"] = socket
-    with process_group("gradsync", store, rank, size):
+    with daemon_at(socket), process_group("gradsync", store, rank, size):
         pass
 
 
 def test_no_daemon_at_the_named_socket(
-    mortals: Ranks, meeting: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
+    ranks: Ranks, meeting: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     socket = str(tmp_path_factory.mktemp("nobody") / "there.sock")
-    for outcome in mortals.outcomes(find_no_daemon, meeting(), socket, size=2):
-        assert isinstance(outcome.error, gradsync.DaemonLostError)
-        assert socket in str(outcome.error)
+    outcome = ranks.outcomes(find_no_daemon, meeting(), socket, size=1)[0]
+    assert isinstance(outcome.error, gradsync.DaemonLostError)
+    assert socket in str(outcome.error)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from torch import Tensor
-from torch.distributed.distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend
 
 def version() -> str: ...
 

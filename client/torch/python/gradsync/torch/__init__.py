@@ -35,4 +35,4 @@ from gradsync.torch.distributed import DistributedDataParallel
 
 register_backend()
 
-__all__ = ["DistributedDataParallel"]
+__all__ = ["DistributedDataParallel", "register_backend"]

@@ -26,6 +26,7 @@ def _create_process_group(
 ) -> _C.ProcessGroupGradsync:
     is_default = not dist.is_initialized()
     if is_default:
+        assert options.process_group is not None
         job = open_job(
             options.process_group,
             options.store,

@@ -21,8 +21,6 @@ from gradsync.torch import _C
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
-_STORE_TIMEOUT_S = 300.0
-
 
 @dataclass
 class Job:
@@ -51,7 +49,7 @@ def open_job(
     _prefer_own_daemon()
     job = Job(
         _C.Session(
-            job=_agree_on_name(store, rank, world_size),
+            job=_agree_on_name(store, rank, world_size, timeout),
             generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             world_size=world_size,
             rank=rank,
@@ -84,7 +82,7 @@ def timeout_of(group: ProcessGroup) -> timedelta:
         return dist.distributed_c10d.default_pg_timeout
 
 
-def _agree_on_name(store: Store, rank: int, world_size: int) -> str:
+def _agree_on_name(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """A name for the job, the same on every rank, and a new one each time that the ranks meet,
     though the store may be the same."""
     # Nobody comes for the second time before everybody has come for the first.
@@ -93,7 +91,7 @@ def _agree_on_name(store: Store, rank: int, world_size: int) -> str:
     if rank == 0:
         run = os.environ.get("GRADSYNC_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
         store.set(key, f"{run[:96]}-{uuid.uuid4().hex[:12]}")
-    store.wait([key], timedelta(seconds=_STORE_TIMEOUT_S))
+    store.wait([key], timeout)
     return store.get(key).decode()
 
 

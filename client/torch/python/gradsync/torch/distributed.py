@@ -75,7 +75,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     backward the wrapped module cannot be used any more.
     """
 
-    reducer: _C.Reducer | None
+    reducer: _C.Reducer | None  # type: ignore[assignment]  # in the place of torch's own
 
     def __init__(  # noqa: PLR0917 - torch's signature
         self,
@@ -168,7 +168,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if parameter.device.type != "cpu":
                 _not_implemented(f'parameter "{name}" on {parameter.device}: a device but the CPU')
         self.reducer = None
-        self.logger = _Logger()
+        self._gradsync_logger = _Logger()
+        self.logger = self._gradsync_logger  # type: ignore[assignment]
         self._gradsync_parameters = parameters
         self._gradsync_names = names
         self._passing_sync_batchnorm_handle(self.module)
@@ -270,7 +271,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         and the last error."""
         parameters = self._gradsync_parameters
         reducer = self.reducer
-        error = (reducer.error if reducer else "") or self.logger.error
+        error = (reducer.error if reducer else "") or self._gradsync_logger.error
         data: dict[str, Any] = {
             "module_name": type(self.module).__name__,
             "backend_name": "gradsync",
