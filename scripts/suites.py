@@ -176,7 +176,10 @@ def is_shell(path: Path) -> bool:
 GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
     "lint": lint,
     "release": lambda: {"ctest, release": partial(ctest, "release", BUILD)},
-    "python": lambda: {"pytest": partial(pytest, "pytest", ROOT / "client/torch/tests")},
+    "python": lambda: {
+        "pytest, scripts": partial(pytest, "pytest-scripts", ROOT / "scripts"),
+        "pytest, gradsync.torch": partial(pytest, "pytest-torch", ROOT / "client/torch/tests"),
+    },
     "demo": lambda: {"demo": partial(check, "demo", [ROOT / "scripts/demo", "--quick"])},
     "bench": lambda: {"bench": partial(check, "bench", [ROOT / "scripts/bench", "--quick"])},
     "asan": lambda: {
