@@ -1,5 +1,5 @@
-// gradsync as a bucket goes through it: RANKS processes average a buffer in shared memory, in
-// place.
+// gradsync as a bucket goes through it: RANKS processes hand over a bucket of one parameter, and
+// wait until it holds the averages.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "gradsync/gradsync.hpp"
 #include "tests/bench/measurement.h"
@@ -22,6 +23,32 @@ namespace gs = gradsync::client;
   std::exit(1);
 }
 
+void Check(const gs::Status& status) {
+  if (!status) Die(status.error());
+}
+
+template <typename T>
+T Take(gs::Result<T> result) {
+  if (!result) Die(result.error());
+  return *std::move(result);
+}
+
+double MedianIteration(const gs::Session& session, const Size& size) {
+  const gs::Group group = Take(session.CreateGroup("bench of " + std::to_string(size.bytes)));
+  gs::DdpOptions options;
+  options.fixed_plan = true;
+  const auto elements = static_cast<int64_t>(size.count());
+  const gs::Ddp ddp =
+      Take(gs::Ddp::Create(group, {{"bench", GRADSYNC_FLOAT32, {elements}}}, options));
+  std::fill_n(static_cast<float*>(Take(ddp.Slot(0)).data), size.count(), 1.0F);
+  return MedianSeconds(size, [&] {
+    Check(ddp.Begin());
+    Take(ddp.Ready(0));
+    Check(ddp.Wait(0));
+    Check(ddp.End());
+  });
+}
+
 void RunRank(const CommandLine& line, const std::string& job, int rank) {
   gs::SessionOptions options;
   options.job = job;
@@ -29,21 +56,9 @@ void RunRank(const CommandLine& line, const std::string& job, int rank) {
   options.rank = static_cast<uint32_t>(rank);
   options.local_rank = options.rank;
   options.timeout = std::chrono::minutes(1);
-  const auto session = gs::Session::Open(options);
-  if (!session) Die(session.error());
-  const auto buffer = session->CreateBuffer(line.largest(), "bench");
-  if (!buffer) Die(buffer.error());
-  const auto group = session->CreateGroup("bench");
-  if (!group) Die(group.error());
-
-  float* data = buffer->as<float>();
-  std::fill_n(data, line.largest() / sizeof(float), static_cast<float>(rank + 1));
+  const gs::Session session = Take(gs::Session::Open(options));
   for (const Size& size : line.sizes) {
-    const double seconds = MedianSeconds(size, [&] {
-      if (const auto done = group->AllReduce(data, size.count(), gs::Op::kAvg); !done) {
-        Die(done.error());
-      }
-    });
+    const double seconds = MedianIteration(session, size);
     if (rank == 0) Report(size, seconds);
   }
 }
