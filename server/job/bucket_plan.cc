@@ -25,7 +25,7 @@ const char* DifferingField(const BucketDescription& a, const BucketDescription& 
 
 }  // namespace
 
-BucketPlan::BucketPlan(std::vector<uint32_t> ranks) {
+BucketPlan::BucketPlan(const std::vector<uint32_t>& ranks) {
   members_.reserve(ranks.size());
   for (const uint32_t rank : ranks) members_.push_back({.rank = rank});
 }

@@ -15,7 +15,7 @@ namespace gradsync {
 class BucketPlan {
  public:
   // `ranks[member]` is a member's rank in the job.
-  explicit BucketPlan(std::vector<uint32_t> ranks);
+  explicit BucketPlan(const std::vector<uint32_t>& ranks);
 
   // A member describes the buckets of a plan in index order; index 0 begins its next plan. The
   // first member to begin a plan replaces the one before, with its statistics; what the others say

@@ -39,8 +39,9 @@ std::string DescribeOperation(const Operation& operation) {
   }
   if (Reduces(operation.kind)) absl::StrAppend(&text, " (", ReduceOpName(operation.reduce_op), ")");
   if (operation.kind == OpKind::kBroadcast) absl::StrAppend(&text, " from root ", operation.root);
-  if (operation.kind == OpKind::kBucketReduce)
+  if (operation.kind == OpKind::kBucketReduce) {
     absl::StrAppend(&text, ", bucket ", operation.bucket);
+  }
   return text;
 }
 

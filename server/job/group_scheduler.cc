@@ -353,8 +353,8 @@ void GroupScheduler::AddBucketState(const Pending& pending, BucketState state,
   const Operation& operation = pending.operation;
   if (operation.kind != OpKind::kBucketReduce || operation.bucket >= buckets->size()) return;
   BucketSnapshot& bucket = (*buckets)[operation.bucket];
-  if (bucket.state != BucketState::kIdle)
-    return;  // an earlier operation's state is the current one
+  // An earlier operation's state is the current one.
+  if (bucket.state != BucketState::kIdle) return;
   bucket.state = state;
   bucket.ready_ranks = std::move(ready_ranks);
 }
