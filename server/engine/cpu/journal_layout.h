@@ -29,7 +29,7 @@ inline constexpr uint32_t kJournalVersion = 1;                 // raised wheneve
 
 // Small enough that tile, result and the tiles fetched ahead share the first-level cache, and that
 // the processor overlaps the stores of one tile with the loads of the next (engine_bench).
-inline constexpr size_t kTileBytes = 2048;
+inline constexpr size_t kTileBytes = 1024;
 inline constexpr uint32_t kJournalRecords = 64;  // in-place reductions at one time
 inline constexpr uint32_t kMaxBatches =
     64 * 1024;  // of one reduction; greater ones: greater batches

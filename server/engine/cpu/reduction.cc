@@ -7,9 +7,10 @@ namespace {
 
 uint64_t DivideUp(uint64_t value, uint64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// Two tiles of two ranks, one of each of more: what is fetched ahead must not push what is being
-// worked on out of the first-level cache. Buffers of whole pages compete for the same sets of it.
-uint64_t TilesAhead(size_t ranks) { return ranks <= 2 ? 2 : 1; }
+// How far in front of the stores the inputs are fetched. Far enough to come in time, and so near
+// that they do not push what is being worked on out of the first-level cache, where buffers that
+// start at pages compete for the same sets.
+constexpr uint64_t kTilesAhead = 3;
 
 // The same calls as BatchJournal, for a task that needs no journal.
 class NoJournal {
@@ -85,7 +86,6 @@ Reduction::Reduction(const Task& task, uint64_t tiles_per_batch)
       tiles_per_batch_(tiles_per_batch),
       bytes_(InputBytes(task)),
       tiles_(DivideUp(bytes_, kTileBytes)),
-      tiles_ahead_(TilesAhead(task.inputs.size())),
       combine_(FindCombineKernel(task.dtype, task.reduce_op, task.inputs.size())),
       spread_(FindSpreadKernel()) {}
 
@@ -99,7 +99,7 @@ void Reduction::StoreTile(uint64_t batch, uint64_t tile, Progress& progress) con
   const uint64_t offset = number * kTileBytes;
   const uint64_t bytes = std::min<uint64_t>(kTileBytes, bytes_ - offset);
   // Near the end there is nothing to fetch; the tile itself is in the cache already.
-  const uint64_t ahead = number + tiles_ahead_ + 1 < tiles_ ? tiles_ahead_ * kTileBytes : 0;
+  const uint64_t ahead = number + kTilesAhead + 1 < tiles_ ? kTilesAhead * kTileBytes : 0;
   spread_(progress.result(), task_.outputs.data(), task_.outputs.size(), offset, bytes,
           task_.inputs.data(), offset + ahead);
   progress.Stored();

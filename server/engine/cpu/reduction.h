@@ -72,7 +72,6 @@ class Reduction {
   uint64_t tiles_per_batch_;
   uint64_t bytes_;  // of one rank
   uint64_t tiles_;
-  uint64_t tiles_ahead_;  // how far in front of the stores the inputs are fetched
   CombineKernel combine_;
   SpreadKernel spread_;
 };
