@@ -107,7 +107,7 @@ typedef struct gradsync_session_options {
                           LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT) */
   uint32_t rank;
   uint32_t local_rank;
-  uint32_t local_world_size; /* 0: world_size */
+  uint32_t local_world_size; /* 0: all ranks are on this node, and local_rank is rank */
   uint32_t timeout_ms;       /* for every wait that names none; 0: 600000 (ten minutes) */
 } gradsync_session_options;
 
@@ -133,7 +133,7 @@ typedef struct gradsync_buffer gradsync_buffer; /* reference-counted */
 
 /* Allocates at least `bytes` of shared memory, zeroed, page-aligned, its pages already there and
  * charged to this process. GRADSYNC_OUT_OF_MEMORY if they are not to be had. `label` is for
- * people. */
+ * people. A forked child finds the parent's memory there, and must not write to it. */
 GRADSYNC_API int gradsync_buffer_create(gradsync_session* session, uint64_t bytes,
                                         const char* label, gradsync_buffer** buffer,
                                         gradsync_error* error);
@@ -161,8 +161,11 @@ GRADSYNC_API uint32_t gradsync_group_rank(const gradsync_group* group); /* index
 GRADSYNC_API uint32_t gradsync_group_size(const gradsync_group* group);
 
 /* Collectives. Each blocks until the result is there. Memory that lies in a gradsync_buffer of the
- * session is used in place; any other goes through a small shared staging buffer, piece by piece. A
- * failed collective leaves the output undefined, and the group unusable. */
+ * session is used in place; any other goes through a small shared staging buffer, piece by piece (so
+ * does the output of a large all-gather). The ranks need not agree on where their memory lies. A
+ * count of zero is allowed, if it is zero on every rank. A failed collective leaves the output
+ * undefined, and the group unusable; a refused argument (GRADSYNC_INVALID_ARGUMENT) does neither.
+ */
 
 /* data[count]: combined over the ranks, in place. */
 GRADSYNC_API int gradsync_all_reduce(gradsync_group* group, void* data, uint64_t count,
