@@ -161,9 +161,9 @@ GRADSYNC_API uint32_t gradsync_group_rank(const gradsync_group* group); /* index
 GRADSYNC_API uint32_t gradsync_group_size(const gradsync_group* group);
 
 /* Collectives. Each blocks until the result is there. Memory that lies in a gradsync_buffer of the
- * session is used in place; any other goes through a small shared staging buffer, piece by piece (so
- * does the output of a large all-gather). The ranks need not agree on where their memory lies. A
- * count of zero is allowed, if it is zero on every rank. A failed collective leaves the output
+ * session is used in place; any other goes through a small shared staging buffer, piece by piece
+ * (so does the output of a large all-gather). The ranks need not agree on where their memory lies.
+ * A count of zero is allowed, if it is zero on every rank. A failed collective leaves the output
  * undefined, and the group unusable; a refused argument (GRADSYNC_INVALID_ARGUMENT) does neither.
  */
 
