@@ -81,7 +81,10 @@ int gradsync_ddp_create(gradsync_group* group, const gradsync_parameter* paramet
     gradsync_ddp_options taken{};
     GRADSYNC_RETURN_IF_ERROR(gradsync::TakeOptions(function, options, &taken));
     auto specs = gradsync::ToSpecs(parameters, parameter_count);
-    if (!specs) return specs.error();
+    if (!specs) {
+      group->group->Abort(specs.error());  // the others are about to agree on their parameters
+      return specs.error();
+    }
     auto created =
         gradsync::Ddp::Create(group->group, *std::move(specs), gradsync::ToOptions(taken));
     if (!created) return created.error();
@@ -175,6 +178,16 @@ int gradsync_ddp_replan(gradsync_ddp* ddp, int* replanned, gradsync_error* error
     if (!moved) return moved.error();
     ddp->FollowBuffer();
     if (replanned != nullptr) *replanned = *moved ? 1 : 0;
+    return OkStatus();
+  });
+}
+
+int gradsync_ddp_renew(gradsync_ddp* ddp, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    GRADSYNC_RETURN_IF_ERROR(ddp->ddp->Renew());
+    ddp->FollowBuffer();
     return OkStatus();
   });
 }

@@ -133,7 +133,7 @@ Result<Frame> Connection::Exchange(uint32_t request_id, std::span<const std::byt
     }
     reading_ = true;
     lock.unlock();
-    Result<Frame> frame = ReceiveFrame(guard_.socket(), sent.ok() ? deadline : Deadline::min());
+    Result<Frame> frame = ReceiveFrame(guard_.socket(), sent.ok() ? deadline : Deadline());
     if (!frame && frame.error().code() == Code::kDeadlineExceeded && !sent.ok()) {
       frame = Unexpected(sent);
     }
@@ -211,7 +211,7 @@ Status Connection::CheckAlive() {
   // A thread that waits for a reply reads the hang-up itself.
   while (lost_.ok() && !reading_) {
     // Before the hang-up lie the replies that nobody has read, and the daemon's reason.
-    Dispatch(ReceiveFrame(guard_.socket(), Deadline::min()));
+    Dispatch(ReceiveFrame(guard_.socket(), Deadline()));
   }
   replied_.wait_for(lock, kDaemonGrace, [this] { return !lost_.ok(); });
   return lost_.ok() ? HungUpStatus() : lost_;

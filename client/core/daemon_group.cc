@@ -262,7 +262,15 @@ Status DaemonGroup::CheckUsable() const {
 Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   const Deadline deadline = After(session_->Resolve(timeout));
-  const std::lock_guard lock(collective_mutex_);
+  const std::unique_lock lock(collective_mutex_, deadline);
+  if (!lock.owns_lock()) {
+    Status late(Code::kDeadlineExceeded,
+                "rank " + std::to_string(session_->identity().rank) + " of group '" + tag_ +
+                    "' could not begin a collective before its timeout: another thread's was under "
+                    "way; give it more time, or a group of its own");
+    Abort(late);  // the others count on an operation that this rank cannot take part in
+    return late;
+  }
   if (collective.count == 0) return PerformEmpty(collective, deadline);
   Run run(this, collective, deadline);
   // The others count on an operation that this rank cannot take part in.

@@ -31,6 +31,7 @@ class DaemonGroup : public Group {
   uint32_t job_rank(uint32_t member) const override { return ranks_[member]; }
   const std::string& tag() const override { return tag_; }
 
+  Status CheckUsable() const override;
   Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op, Timeout timeout) override;
   Status Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
                    Timeout timeout) override;
@@ -64,7 +65,6 @@ class DaemonGroup : public Group {
   DaemonGroup(std::shared_ptr<Session> session, std::string tag, std::vector<uint32_t> ranks,
               uint32_t rank, uint32_t number);
 
-  Status CheckUsable() const;
   Status Perform(const Collective& collective, Timeout timeout);
   Status PerformEmpty(const Collective& collective, Deadline deadline);
   Status WaitUntil(uint64_t sequence, Deadline deadline);
@@ -77,7 +77,7 @@ class DaemonGroup : public Group {
   const CompletionReader completion_;
   std::atomic<uint64_t> next_sequence_{0};
   // One collective at a time: a second one would start after the first in any case.
-  std::mutex collective_mutex_;
+  std::timed_mutex collective_mutex_;
 };
 
 }  // namespace gradsync

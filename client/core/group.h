@@ -45,6 +45,10 @@ class Group {
   virtual uint32_t job_rank(uint32_t member) const = 0;  // for texts
   virtual const std::string& tag() const = 0;
 
+  // Why no call can succeed any more: the group has failed, the daemon is gone, or this is a forked
+  // child. OK if none is known.
+  virtual Status CheckUsable() const = 0;
+
   // As in gradsync/gradsync.h.
   virtual Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op,
                            Timeout timeout) = 0;

@@ -25,6 +25,7 @@ namespace gradsync {
 namespace {
 
 constexpr std::chrono::milliseconds kLockPause{5};
+constexpr std::chrono::seconds kReapWait{1};
 constexpr int kReadyFd = 3;  // in the daemon: the first after the standard ones
 constexpr size_t kLogTailBytes = 600;
 
@@ -52,14 +53,20 @@ std::string OwnFile() {
   return realpath(info.dli_fname, resolved.data()) != nullptr ? resolved.data() : std::string();
 }
 
-Result<FoundDaemon> Connect(const std::string& path) {
+// A daemon that is too busy to accept is there all the same: it is waited for.
+Result<FoundDaemon> Connect(const std::string& path, Deadline deadline) {
   auto socket = ConnectTo(path);
+  while (!socket && socket.error().code() == Code::kDeadlineExceeded &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kLockPause);
+    socket = ConnectTo(path);
+  }
   if (!socket) return Unexpected(socket.error());
-  return FoundDaemon{*std::move(socket), path, UniqueFd()};
+  return FoundDaemon{*std::move(socket), path, StartLock()};
 }
 
-Result<FoundDaemon> ConnectToFixed(const Discovery& discovery) {
-  auto found = Connect(discovery.fixed_socket);
+Result<FoundDaemon> ConnectToFixed(const Discovery& discovery, Deadline deadline) {
+  auto found = Connect(discovery.fixed_socket, deadline);
   if (found || found.error().code() != Code::kDaemonLost) return found;
   return Unexpected(Code::kDaemonLost,
                     found.error().message() + "; " + discovery.fixed_by +
@@ -76,7 +83,7 @@ Status NoAccessToSystemDaemon(const Status& status) {
 
 // One process at a time looks for, and starts, the private daemon. The file is never removed: a
 // lock on a removed file excludes nobody.
-Result<UniqueFd> LockStarting(const std::string& path, Deadline deadline) {
+Result<StartLock> LockStarting(const std::string& path, Deadline deadline) {
   UniqueFd fd(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) {
     return Unexpected(ErrnoStatus(Code::kPermissionDenied, errno, "cannot open '" + path + "'"));
@@ -92,7 +99,7 @@ Result<UniqueFd> LockStarting(const std::string& path, Deadline deadline) {
     }
     std::this_thread::sleep_for(kLockPause);
   }
-  return fd;
+  return StartLock(std::move(fd));
 }
 
 std::string LogTail(const std::string& path) {
@@ -174,7 +181,13 @@ bool WaitUntilReady(int fd, Deadline deadline) {
 // not know of; what we spawned ends at once, and only that is waited for. The trainer may have
 // ended it first, by a wait for any child or by ignoring SIGCHLD: no matter.
 void ReapIntermediate(pid_t pid) {
-  while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  const Deadline deadline = std::chrono::steady_clock::now() + kReapWait;
+  for (;;) {
+    const pid_t reaped = waitpid(pid, nullptr, WNOHANG);
+    if (reaped == pid || (reaped < 0 && errno != EINTR)) return;
+    // Not a gradsyncd, or one that is stuck: it is not left behind.
+    if (std::chrono::steady_clock::now() >= deadline) kill(pid, SIGKILL);
+    std::this_thread::sleep_for(kLockPause);
   }
 }
 
@@ -200,8 +213,9 @@ Status StartDaemon(const Discovery& discovery, Deadline deadline) {
   const int error = SpawnPlan(daemon_end.get(), log).Spawn(&pid, arguments, discovery.environment);
   if (error != 0) return ErrnoStatus(Code::kDaemonLost, error, "cannot run '" + *binary + "'");
   daemon_end.Reset();
+  const bool is_ready = WaitUntilReady(ready.get(), deadline);
   ReapIntermediate(pid);
-  if (WaitUntilReady(ready.get(), deadline)) return OkStatus();
+  if (is_ready) return OkStatus();
   return {Code::kDaemonLost,
           "'" + *binary + "' did not start; the end of its log, '" + log + "':\n" + LogTail(log)};
 }
@@ -209,15 +223,15 @@ Status StartDaemon(const Discovery& discovery, Deadline deadline) {
 Result<FoundDaemon> FindPrivate(const Discovery& discovery, Deadline deadline) {
   GRADSYNC_RETURN_IF_ERROR(EnsurePrivateDirectory(discovery.private_directory, geteuid()));
   const std::string path = discovery.private_socket();
-  auto found = Connect(path);
+  auto found = Connect(path, deadline);
   if (found || found.error().code() != Code::kDaemonLost) return found;
   auto lock = LockStarting(path + ".lock", deadline);
   if (!lock) return Unexpected(lock.error());
   // Whoever held the lock before us may have started it.
-  found = Connect(path);
+  found = Connect(path, deadline);
   if (found || found.error().code() != Code::kDaemonLost) return found;
   GRADSYNC_RETURN_IF_ERROR(StartDaemon(discovery, deadline));
-  found = Connect(path);
+  found = Connect(path, deadline);
   if (found) found->start_lock = *std::move(lock);
   return found;
 }
@@ -227,6 +241,12 @@ Result<FoundDaemon> FindPrivate(const Discovery& discovery, Deadline deadline) {
 std::string Discovery::private_socket() const {
   // Clients of another version start a daemon of theirs beside this one.
   return JoinPath(private_directory, "gradsyncd-v" + std::to_string(kProtocolVersion) + ".sock");
+}
+
+void StartLock::Release() {
+  // For every copy of the descriptor: a process that another thread forked meanwhile has one.
+  if (fd_.valid()) flock(fd_.get(), LOCK_UN);
+  fd_.Reset();
 }
 
 Discovery DiscoveryFrom(const std::string& socket, const Environment& environment) {
@@ -249,8 +269,8 @@ Discovery DiscoveryFrom(const std::string& socket, const Environment& environmen
 }
 
 Result<FoundDaemon> FindDaemon(const Discovery& discovery, Deadline deadline) {
-  if (discovery.is_fixed()) return ConnectToFixed(discovery);
-  auto found = Connect(discovery.system_socket);
+  if (discovery.is_fixed()) return ConnectToFixed(discovery, deadline);
+  auto found = Connect(discovery.system_socket, deadline);
   if (found) return found;
   if (found.error().code() == Code::kPermissionDenied) {
     return Unexpected(NoAccessToSystemDaemon(found.error()));

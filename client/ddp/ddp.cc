@@ -73,6 +73,11 @@ Ddp::Ddp(std::shared_ptr<Group> group, std::vector<ParameterSpec> parameters,
       options_(WithDefaults(options)),
       may_replan_(!options.fixed_plan) {}
 
+Ddp::~Ddp() {
+  // What was handed over can never be completed, and the others wait for it.
+  if (!Unready().empty()) static_cast<void>(LeaveIteration());
+}
+
 PlanSettings Ddp::Settings() const {
   return {.first_bucket_bytes = options_.first_bucket_bytes,
           .bucket_bytes = options_.bucket_bytes,
@@ -96,7 +101,10 @@ Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
 
 Status Ddp::Adopt(Layout layout) {
   for (const BucketInfo& info : layout.infos) {
-    GRADSYNC_RETURN_IF_ERROR(group_->DescribeBucket(info));
+    Status described = group_->DescribeBucket(info);
+    if (described.ok()) continue;
+    group_->Abort(described);  // the others have agreed, and would wait for this rank's buckets
+    return described;
   }
   layout_ = std::move(layout);
   readiness_ = Readiness(layout_.plan);
@@ -125,6 +133,7 @@ Result<Bucket> Ddp::GetBucket(uint32_t index) const {
 
 Status Ddp::Begin() {
   GRADSYNC_RETURN_IF_ERROR(LeaveIteration());
+  GRADSYNC_RETURN_IF_ERROR(group_->CheckUsable());
   readiness_.Reset();
   waited_.assign(waited_.size(), 0);
   waited_count_ = 0;
@@ -262,6 +271,18 @@ void Ddp::MoveGradients(const Layout& target) const {
     const PlannedSlot& to = target.plan.slots[i];
     std::memcpy(target.buffer->data() + to.offset, layout_.buffer->data() + from.offset, to.bytes);
   }
+}
+
+Status Ddp::Renew() {
+  if (!failure_.ok()) return failure_;
+  if (phase_ == Phase::kIterating && readiness_.any_ready()) {
+    return {Code::kFailedPrecondition,
+            "renew was called while gradients were being handed over; call it before the first"};
+  }
+  Result<std::shared_ptr<SharedBuffer>> buffer = group_->Allocate(layout_.plan.bytes, "gradients");
+  if (!buffer) return buffer.error();
+  layout_.buffer = *std::move(buffer);
+  return OkStatus();
 }
 
 std::vector<uint32_t> Ddp::Unready() const {

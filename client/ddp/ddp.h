@@ -68,6 +68,8 @@ class Ddp {
                                              std::vector<ParameterSpec> parameters,
                                              const DdpOptions& options);
 
+  // In the middle of an iteration it fails the group, whose other ranks wait for what is missing.
+  ~Ddp();
   Ddp(const Ddp&) = delete;
   Ddp& operator=(const Ddp&) = delete;
 
@@ -78,8 +80,8 @@ class Ddp {
   Result<Slot> GetSlot(uint32_t parameter) const;
   Result<Bucket> GetBucket(uint32_t index) const;
 
-  // The memory in which all slots lie. Another one after a replan; who still needs the old slots
-  // keeps the old buffer.
+  // The memory in which all slots lie. Another one after a replan or Renew; who still needs the old
+  // slots keeps the old buffer.
   const std::shared_ptr<SharedBuffer>& buffer() const { return layout_.buffer; }
 
   // Begins an iteration, giving up one in which nothing became ready (a forward without a
@@ -106,6 +108,10 @@ class Ddp {
   // move. Every rank must call it at the same point between iterations. Refuses an unfinished
   // iteration as Begin does.
   Result<bool> Replan();
+
+  // Other memory for the slots, zeroed; who still needs the old keeps the old buffer. This rank may
+  // do it alone, before anything has become ready in an iteration.
+  Status Renew();
 
   // The parameters of the current iteration that have not become ready, in order of index.
   std::vector<uint32_t> Unready() const;

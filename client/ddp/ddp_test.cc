@@ -435,6 +435,56 @@ TEST(DdpTest, ReplanMovesWhatLiesInTheSlotsAndLeavesTheOldBufferAsItWas) {
   });
 }
 
+TEST(DdpTest, TheOthersLearnOfADdpThatEndsInTheMiddleOfAnIteration) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    ASSERT_TRUE(trainer.ddp().Begin().ok());
+    const std::vector<uint32_t> order = ReversedOrder(7);
+    if (group->rank() == 1) {
+      trainer.Backward(std::span(order).first(1), 0);
+      return;  // an exception in backward, say
+    }
+    trainer.Backward(order, 0);
+    const Status status = trainer.ddp().Wait(0);
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("Expected to have finished reduction"));
+  });
+}
+
+TEST(DdpTest, RenewGivesZeroedMemoryOnOneRankAloneAndLeavesTheOldBufferAsItWas) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    trainer.Step(ReversedOrder(7), 0);
+    if (group->rank() == 1) {
+      const std::shared_ptr<SharedBuffer> old = trainer.ddp().buffer();
+      const std::vector<std::byte> before(old->data(), old->data() + old->size());
+      ASSERT_TRUE(trainer.ddp().Renew().ok());
+      EXPECT_NE(trainer.ddp().buffer(), old);
+      EXPECT_EQ(trainer.ddp().buffer()->size(), old->size());
+      EXPECT_EQ(std::memcmp(old->data(), before.data(), before.size()), 0);
+      EXPECT_EQ(old.use_count(), 1);
+    }
+    trainer.Step(ReversedOrder(7), 1);
+  });
+  EXPECT_THAT(network.log(0).allocated, SizeIs(1));
+  EXPECT_THAT(network.log(1).allocated, SizeIs(2));
+}
+
+TEST(DdpTest, RenewIsRefusedWhileGradientsAreHandedOver) {
+  FakeNetwork network(1);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    ASSERT_TRUE(trainer.ddp().Begin().ok());
+    EXPECT_TRUE(trainer.ddp().Renew().ok());
+    ASSERT_TRUE(trainer.ddp().Ready(6));
+    const std::shared_ptr<SharedBuffer> buffer = trainer.ddp().buffer();
+    EXPECT_EQ(trainer.ddp().Renew().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(trainer.ddp().buffer(), buffer);
+  });
+}
+
 TEST(DdpTest, ReplanToTheSamePlanMovesNothing) {
   FakeNetwork network(2);
   network.Run([](const std::shared_ptr<Group>& group) {

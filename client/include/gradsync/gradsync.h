@@ -265,6 +265,12 @@ GRADSYNC_API int gradsync_ddp_end(gradsync_ddp* ddp, gradsync_error* error);
  * to 0. */
 GRADSYNC_API int gradsync_ddp_replan(gradsync_ddp* ddp, int* replanned, gradsync_error* error);
 
+/* Gives the ddp other memory, zeroed, and leaves the old to those who retain it: for an adapter
+ * that lets the slots be used outside, and finds that they still are. Not an operation of the
+ * group: a rank may do it alone, at any time before the first parameter of an iteration is ready.
+ */
+GRADSYNC_API int gradsync_ddp_renew(gradsync_ddp* ddp, gradsync_error* error);
+
 /* The parameters of the current iteration that have not become ready: writes up to `capacity`
  * indices and returns how many there are in all. */
 GRADSYNC_API uint32_t gradsync_ddp_unready(const gradsync_ddp* ddp, uint32_t* parameters,

@@ -319,6 +319,9 @@ class Ddp {
     return replanned != 0;
   }
 
+  // Other memory for the slots, zeroed.
+  Status Renew() const { return internal::CallStatus(gradsync_ddp_renew, handle_.get()); }
+
   // The parameters of the current iteration that have not become ready.
   std::vector<uint32_t> Unready() const {
     std::vector<uint32_t> parameters(gradsync_ddp_unready(handle_.get(), nullptr, 0));
