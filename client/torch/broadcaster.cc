@@ -18,9 +18,21 @@ int64_t PaddedBytes(const at::Tensor& tensor) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The part of a chunk at `data` as a tensor like `like`.
-at::Tensor PartAt(std::byte* data, const at::Tensor& like) {
-  return at::from_blob(data, like.sizes(), like.options().requires_grad(false));
+// Between a tensor and its part of a chunk, which is row-major. Detached, a tensor has the same
+// memory but a version counter of its own.
+void CopyPart(std::byte* part, const at::Tensor& tensor, bool into_chunk) {
+  if (IsPlain(tensor)) {
+    void* const data = tensor.data_ptr();
+    CopyBytes(into_chunk ? part : data, into_chunk ? data : part, tensor.nbytes());
+    return;
+  }
+  const at::Tensor row_major =
+      at::from_blob(part, tensor.sizes(), tensor.options().requires_grad(false));
+  if (into_chunk) {
+    row_major.copy_(tensor.detach());
+  } else {
+    tensor.detach().copy_(row_major);
+  }
 }
 
 }  // namespace
@@ -50,17 +62,10 @@ void Broadcaster::BroadcastChunk(const at::Tensor* begin, const at::Tensor* end,
   auto* const data = static_cast<std::byte*>(chunk.data_ptr());
   const bool is_root = group_.rank() == root;
   const auto copy_each = [&](bool into_chunk) {
-    int64_t offset = 0;
+    std::byte* part = data;
     for (const at::Tensor* tensor = begin; tensor != end; ++tensor) {
-      const at::Tensor part = PartAt(data + offset, *tensor);
-      // Detached: it shares the memory but has a version counter of its own.
-      const at::Tensor target = tensor->detach();
-      if (into_chunk) {
-        part.copy_(target);
-      } else {
-        target.copy_(part);
-      }
-      offset += PaddedBytes(*tensor);
+      CopyPart(part, *tensor, into_chunk);
+      part += PaddedBytes(*tensor);
     }
   };
   if (is_root) copy_each(true);

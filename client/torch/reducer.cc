@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "client/torch/errors.h"
@@ -32,6 +33,11 @@ at::DimVector SlotStrides(const at::Tensor& parameter) {
   }
   return strides;
 }
+
+// For smaller gradients a copy costs less than a new tensor.
+constexpr size_t kMinLoanBytes = 16 * 1024;
+// Each may leave all memory of the ddp behind with a single gradient that somebody keeps.
+constexpr int kMaxRenewals = 2;
 
 // A slot as a tensor, which keeps its memory mapped.
 at::Tensor ViewOf(const gradsync_slot& slot, const at::Tensor& parameter) {
@@ -62,6 +68,15 @@ void Copy(const at::Tensor& target, const at::Tensor& source) {
   }
 }
 
+// `gradient` becomes equal to `view`, but stays the tensor that it is, if it is one.
+void CopyOut(const at::Tensor& view, at::Tensor& gradient) {
+  if (!gradient.defined())
+    gradient = at::empty_strided(view.sizes(), view.strides(), view.options());
+  Copy(gradient, view);
+  // A copy by memcpy is a change like any other.
+  gradient.unsafeGetTensorImpl()->bump_version();
+}
+
 gradsync_parameter Describe(const at::Tensor& parameter, const std::string& name) {
   gradsync_parameter description{};
   description.name = name.c_str();
@@ -89,6 +104,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
         names_(std::move(names)),
         as_view_(options.gradient_as_bucket_view),
         stored_(parameters.size()),
+        loans_(parameters.size()),
         group_(std::move(session), tag, ranks, options.timeout) {
     Create(options);
     ReadPlan();
@@ -125,6 +141,12 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void Finalize();
   void Restore(uint32_t index);
 
+  // Lending, see below.
+  bool MayLend(uint32_t index, const at::Tensor& gradient) const;
+  at::Tensor Lend(uint32_t index);
+  bool IsKept(uint32_t index) const;
+  void TakeBack();
+
   const std::vector<at::Tensor> parameters_;
   const std::vector<std::string> names_;
   const bool as_view_;
@@ -132,6 +154,21 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   std::vector<std::vector<uint32_t>> buckets_;  // by bucket: its parameters
   std::vector<Hook> hooks_;
   std::vector<uint8_t> stored_;  // by parameter: its slot is handed over, or will be
+  // Without gradient_as_bucket_view a gradient is the user's own: nothing that is kept may change
+  // later. That does not always take a copy. Where autograd has made a new gradient, which nobody
+  // else has seen, its place can be taken by a tensor whose memory is the slot: the slot is lent.
+  // By the next backward that tensor is usually gone (zero_grad), or is still the parameter's
+  // gradient, to which autograd adds in place, as it would to any. If anything else has kept it (or
+  // a view or array of it), the ddp gets other memory, and that parameter's average is copied out
+  // from then on; after a few times, every parameter's.
+  struct Loan {
+    bool allowed = true;
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;  // the last
+  };
+  std::vector<Loan> loans_;  // by parameter
+  bool lending_ = false;
+  bool taken_back_ = false;  // in this iteration
+  int renewals_ = 0;
   std::atomic<bool> armed_{false};
   bool forward_synced_ = false;
   bool may_rebuild_ = true;
@@ -190,7 +227,7 @@ void Reducer::State::ReadPlan() {
     views_.push_back(ViewOf(slot, parameters_[i]));
     if (old_views.empty()) continue;
     at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (gradient.defined() && IsAlias(gradient, old_views[i])) gradient = views_[i];
+    if (as_view_ && gradient.defined() && IsAlias(gradient, old_views[i])) gradient = views_[i];
   }
   buckets_.clear();
   for (uint32_t i = 0; i < gradsync_ddp_bucket_count(ddp_.get()); ++i) {
@@ -242,6 +279,7 @@ void Reducer::State::Begin() {
   gradsync_error error{};
   Call(gradsync_ddp_begin(ddp_.get(), &error), error);
   std::fill(stored_.begin(), stored_.end(), uint8_t{0});
+  taken_back_ = false;
 }
 
 void Reducer::State::PrepareForForward() {
@@ -258,6 +296,8 @@ bool Reducer::State::RebuildBuckets() {
   gradsync_error error{};
   Call(gradsync_ddp_replan(ddp_.get(), &moved, &error), error);
   if (moved != 0) ReadPlan();
+  // Not before: what is lent cannot move.
+  lending_ = !as_view_;
   return true;
 }
 
@@ -285,6 +325,7 @@ std::vector<uint64_t> Reducer::State::BucketBytes() const {
 
 void Reducer::State::OnGradient(uint32_t index) {
   if (!armed_.load(std::memory_order_acquire)) return;
+  if (lending_ && !std::exchange(taken_back_, true)) TakeBack();
   // The second time libgradsync says what is wrong; the slot may be under reduction by then.
   if (!std::exchange(stored_[index], uint8_t{1})) Store(index);
   int all_ready = 0;
@@ -307,12 +348,19 @@ void Reducer::State::OnGradient(uint32_t index) {
 void Reducer::State::Store(uint32_t index) {
   const at::Tensor& view = views_[index];
   at::Tensor& gradient = parameters_[index].mutable_grad();
+  if (gradient.defined() && IsAlias(gradient, view)) return;
+  if (IsKept(index)) {
+    throw Error(
+        GRADSYNC_FAILED_PRECONDITION,
+        "the gradient of parameter \"" + names_[index] +
+            "\" was replaced during backward, but is still in use; replace gradients before "
+            "backward");
+  }
   if (!gradient.defined()) {
     const at::NoGradGuard no_grad;
     view.zero_();
     return;
   }
-  if (as_view_ && IsAlias(gradient, view)) return;
   if (gradient.layout() != at::kStrided) {
     C10_THROW_ERROR(
         NotImplementedError,
@@ -340,25 +388,57 @@ void Reducer::State::Finalize() {
   ++iterations_;
 }
 
-// Puts the average from its slot into the gradient.
+// Puts the average from its slot in the gradient's place.
 void Reducer::State::Restore(uint32_t index) {
   const at::Tensor& view = views_[index];
   at::Tensor& gradient = parameters_[index].mutable_grad();
-  if (as_view_) {
-    if (!gradient.defined() || !IsAlias(gradient, view)) {
-      const at::Tensor old = std::exchange(gradient, view);
-    }
-    return;
-  }
-  if (!gradient.defined())
-    gradient = at::empty_strided(view.sizes(), view.strides(), view.options());
-  if (SameLayout(gradient, view)) {
-    CopyBytes(gradient.data_ptr(), view.const_data_ptr(), view.nbytes());
+  if (gradient.defined() && IsAlias(gradient, view)) {
     gradient.unsafeGetTensorImpl()->bump_version();
+  } else if (as_view_ || MayLend(index, gradient)) {
+    const at::Tensor old = std::exchange(gradient, as_view_ ? view : Lend(index));
   } else {
-    const at::NoGradGuard no_grad;
-    gradient.copy_(view);
+    CopyOut(view, gradient);
   }
+}
+
+// Whether nobody would notice if another tensor took the place of `gradient`.
+bool Reducer::State::MayLend(uint32_t index, const at::Tensor& gradient) const {
+  return lending_ && loans_[index].allowed && gradient.defined() &&
+         gradient.nbytes() >= kMinLoanBytes && gradient.use_count() == 1 &&
+         gradient.storage().use_count() == 1;
+}
+
+at::Tensor Reducer::State::Lend(uint32_t index) {
+  gradsync_slot slot{};
+  gradsync_error error{};
+  Call(gradsync_ddp_slot(ddp_.get(), index, &slot, &error), error);
+  at::Tensor lent = ViewOf(slot, parameters_[index]);
+  loans_[index].storage = lent.storage().getWeakStorageImpl();
+  return lent;
+}
+
+// Whether somebody still uses the slot, and not as the parameter's gradient.
+bool Reducer::State::IsKept(uint32_t index) const {
+  const auto& storage = loans_[index].storage;
+  if (!storage || storage->expired()) return false;
+  const at::Tensor& gradient = parameters_[index].grad();
+  return !gradient.defined() || !IsAlias(gradient, views_[index]);
+}
+
+// Before the first gradient of an iteration is stored: makes the slots ours again.
+void Reducer::State::TakeBack() {
+  bool any_kept = false;
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (!IsKept(i)) continue;
+    any_kept = true;
+    loans_[i].allowed = false;
+  }
+  if (!any_kept) return;
+  lending_ = ++renewals_ < kMaxRenewals;
+  gradsync_error error{};
+  Call(gradsync_ddp_renew(ddp_.get(), &error), error);
+  ReadPlan();
+  for (Loan& loan : loans_) loan.storage.reset();
 }
 
 Reducer::Reducer(std::shared_ptr<Session> session, const std::string& tag,

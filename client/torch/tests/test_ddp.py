@@ -305,22 +305,98 @@ def test_clipping_and_fused_optimisers_work_on_views(
     assert len(set(ranks.run(use_optimisers_on_views, meeting(), size=2))) == 1
 
 
-def keep_gradients(rank: int, size: int, store: str) -> None:
+def keep_gradients(rank: int, size: int, store: str, how: str) -> None:
     """Without views a gradient that the user keeps is not touched by a later backward."""
     with process_group("gradsync", store, rank, size):
-        model = DistributedDataParallel(mlp())
-        backward(model, rank)
-        kept = [p.grad for p in model.parameters()]
-        digest = fingerprint([g for g in kept if g is not None])
-        model.zero_grad(set_to_none=True)
-        model(torch.full((2, 6), 100.0)).sum().backward()
-        assert fingerprint([g for g in kept if g is not None]) == digest
+        # Large enough for its memory to be lent, which is what could go wrong.
+        layer = nn.Linear(6, 3000)
+        model = DistributedDataParallel(layer)
+
+        def step(value: float) -> Tensor:
+            model(torch.full((2, 6), value * (rank + 1))).sum().backward()
+            assert layer.weight.grad is not None
+            return layer.weight.grad
+
+        def expected(value: float) -> Tensor:
+            return torch.tensor(2 * value * (1 + size) / 2)
+
+        kept: list[Any] = []
+        for value in range(1, 7):
+            model.zero_grad(set_to_none=True)
+            gradient = step(float(value))
+            assert torch.allclose(gradient, expected(value))
+            if how == "tensor":
+                kept.append(gradient)
+            elif how == "view":
+                kept.append(gradient[1:, :3])
+            elif how == "array":
+                kept.append(gradient.detach().numpy())
+            elif how == "once" and value == 3:
+                # Gone again when the next but one comes.
+                kept.append(gradient)
+            elif how == "once":
+                kept = []
+            del gradient
+            for number, old in enumerate(kept):
+                value_then = number + 1 if how != "once" else 3
+                assert torch.allclose(torch.as_tensor(old), expected(value_then))
 
 
+@pytest.mark.parametrize("how", ["tensor", "view", "array", "once"])
 def test_gradients_are_the_users_own_without_views(
+    ranks: Ranks, meeting: Callable[[], str], how: str
+) -> None:
+    ranks.run(keep_gradients, meeting(), how, size=2)
+
+
+def accumulate_into_own_memory(rank: int, size: int, store: str) -> None:
+    """Gradients that the user has put in place stay in place, whatever backward does."""
+    with process_group("gradsync", store, rank, size):
+        layer = nn.Linear(6, 3000)
+        model = DistributedDataParallel(layer)
+        flat = torch.zeros(7 * 3000)
+        layer.weight.grad = flat[: 6 * 3000].view(3000, 6)
+        layer.bias.grad = flat[6 * 3000 :]
+        for number in range(1, 5):
+            model(torch.full((2, 6), float(rank + 1))).sum().backward()
+            assert torch.allclose(flat[: 6 * 3000], torch.tensor(number * (1.0 + size)))
+            assert layer.weight.grad.data_ptr() == flat.data_ptr()
+
+        # Seen by the user between two backward passes: the same tensor goes on.
+        model.zero_grad(set_to_none=True)
+        with model.no_sync():
+            backward(model, rank)
+        seen = layer.weight.grad
+        backward(model, rank)
+        assert layer.weight.grad is seen
+        assert torch.allclose(seen, torch.tensor(2.0 * (1 + size)))
+
+
+def test_gradients_stay_in_the_users_memory_without_views(
     ranks: Ranks, meeting: Callable[[], str]
 ) -> None:
-    ranks.run(keep_gradients, meeting(), size=2)
+    ranks.run(accumulate_into_own_memory, meeting(), size=2)
+
+
+def lend_gradients(rank: int, size: int, store: str) -> None:
+    """In ordinary training nothing is copied out of the buckets, nor is memory left behind."""
+    with process_group("gradsync", store, rank, size):
+        layer = nn.Linear(6, 3000)
+        model = DistributedDataParallel(layer)
+        pointers = []
+        for _ in range(6):
+            model.zero_grad(set_to_none=True)
+            backward(model, rank)
+            pointers.append(layer.weight.grad.data_ptr())
+        assert len(set(pointers[2:])) == 1
+        model.zero_grad(set_to_none=False)
+        backward(model, rank)
+        assert layer.weight.grad.data_ptr() == pointers[-1]
+        assert torch.allclose(layer.weight.grad, torch.tensor(1.0 + size))
+
+
+def test_gradients_are_lent_where_nobody_notices(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(lend_gradients, meeting(), size=2)
 
 
 def do_not_sync(rank: int, size: int, store: str) -> None:
