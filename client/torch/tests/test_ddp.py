@@ -381,7 +381,7 @@ def test_gradients_stay_in_the_users_memory_without_views(
 def lend_gradients(rank: int, size: int, store: str) -> None:
     """In ordinary training nothing is copied out of the buckets, nor is memory left behind."""
     with process_group("gradsync", store, rank, size):
-        layer = nn.Linear(6, 3000)
+        layer: Any = nn.Linear(6, 3000)
         model = DistributedDataParallel(layer)
         pointers = []
         for _ in range(6):
