@@ -240,7 +240,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)),
-        "kernel": platform.release(),
+        "linux": ".".join(platform.release().split(".")[:2]),
         "torch": version("torch"),
         "gradsync": version("gradsync"),
     }

@@ -88,5 +88,5 @@ def table(head: list[str], rows: list[list[str]]) -> None:
 def sentence(machine: dict[str, Any]) -> str:
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB of memory, "
-        f"Linux {machine['kernel']}, torch {machine['torch']}"
+        f"Linux {machine['linux']}, torch {machine['torch']}"
     )
