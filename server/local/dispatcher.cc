@@ -206,7 +206,7 @@ Status Dispatcher::HandleHello(TrainerSession* session, std::span<const std::byt
   // Before the job hears of the rank: a daemon that is short of memory must not disturb the others.
   GRADSYNC_RETURN_IF_ERROR(session->OpenControl(poller_));
   Actions actions;
-  const Status joined = executor_->jobs().Join(session->id(), *request, now, &actions);
+  Status joined = executor_->jobs().Join(session->id(), *request, now, &actions);
   if (joined.ok()) {
     auto welcome = MakeMessage<Welcome>(hello->header.request_id);
     welcome.session = session->id();

@@ -28,7 +28,7 @@ std::string Describe(const Submission& entry) {
                       ") of group ", entry.group, ": ");
 }
 
-Status Bad(const Submission& entry, std::string why) {
+Status Bad(const Submission& entry, const std::string& why) {
   return {Code::kProtocol, absl::StrCat("ring entry for ", Describe(entry), why)};
 }
 

@@ -82,7 +82,7 @@ std::string TrainerSession::Describe() const {
 Status TrainerSession::SendWelcome(Welcome welcome) {
   welcome.control_bytes = control_.size();
   const std::array<int, 2> fds = {control_fd_.get(), doorbell_.get()};
-  const Status sent = Send(welcome, fds);
+  Status sent = Send(welcome, fds);
   control_fd_.Reset();
   return sent;
 }
