@@ -127,6 +127,7 @@ Result<UniqueFd> ConnectTo(const std::string& path, int type) {
   Code code = Code::kDaemonLost;
   if (error == EACCES || error == EPERM) code = Code::kPermissionDenied;
   if (error == EPROTOTYPE) code = Code::kProtocol;
+  if (error == EAGAIN) code = Code::kDeadlineExceeded;
   return Unexpected(ErrnoStatus(code, error, "cannot connect to gradsyncd at '" + path + "'"));
 }
 
@@ -168,9 +169,10 @@ Result<Frame> ReceiveFrame(int socket, Deadline deadline) {
     message.msg_control = control.data();
     message.msg_controllen = control.size();
     const ssize_t received = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    // Also with an empty packet, which is no frame: what has been received must be closed.
+    if (received >= 0) frame.fds = TakeFds(&message);
     if (received > 0) {
       frame.bytes.resize(static_cast<size_t>(received));
-      frame.fds = TakeFds(&message);
       if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
         return Unexpected(Code::kProtocol, "a frame is longer than " +
                                                std::to_string(kMaxFrameBytes) +

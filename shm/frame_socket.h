@@ -36,7 +36,8 @@ Result<UniqueFd> ListenAt(const std::string& path, mode_t mode, int type = SOCK_
 
 // Connects to `path`. kDaemonLost if nobody listens there (no file, or a stale one),
 // kPermissionDenied if the file's mode forbids it, kProtocol if what listens there is not of
-// `type`. Never blocks for long: a full backlog is kDaemonLost too.
+// `type`. Does not wait: kDeadlineExceeded if as many connections
+// as may are waiting to be accepted, as by a daemon that is stopped or very busy.
 Result<UniqueFd> ConnectTo(const std::string& path, int type = SOCK_SEQPACKET);
 
 // Sends one frame whole. `fds` are borrowed. kDaemonLost when the peer has hung up or does not read

@@ -92,6 +92,49 @@ TEST_F(FrameSocketTest, AFrameThatIsTooLongIsReportedAndItsDescriptorsAreClosed)
   EXPECT_EQ(frame.error().code(), Code::kProtocol);
 }
 
+TEST_F(FrameSocketTest, AnEmptyPacketIsAHangUpAndItsDescriptorsAreClosed) {
+  Connect();
+  std::array<int, 2> pipe_ends{};
+  ASSERT_EQ(pipe2(pipe_ends.data(), O_CLOEXEC), 0);
+  const UniqueFd read_end(pipe_ends[0]);
+  UniqueFd write_end(pipe_ends[1]);
+  iovec nothing{nullptr, 0};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &nothing;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &pipe_ends[1], sizeof(int));
+  ASSERT_EQ(sendmsg(client_.get(), &message, 0), 0);
+  write_end.Reset();
+
+  const auto frame = ReceiveFrame(server_.get(), In(kLong));
+  ASSERT_FALSE(frame);
+  EXPECT_EQ(frame.error().code(), Code::kDaemonLost);
+  pollfd hang_up{read_end.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&hang_up, 1, 5000), 1);
+  EXPECT_TRUE(hang_up.revents & POLLHUP) << "somebody still holds the pipe's other end";
+}
+
+TEST_F(FrameSocketTest, AListenerThatDoesNotAcceptIsNotTakenForADeadOne) {
+  const auto listener = ListenAt(path_, 0600);
+  ASSERT_TRUE(listener);
+  std::vector<UniqueFd> waiting;
+  auto connection = ConnectTo(path_);
+  while (connection && waiting.size() < 10000) {
+    waiting.push_back(std::move(*connection));
+    connection = ConnectTo(path_);
+  }
+  ASSERT_FALSE(connection);
+  EXPECT_EQ(connection.error().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(ListenAt(path_, 0600).error().code(), Code::kAlreadyExists);
+}
+
 TEST_F(FrameSocketTest, ASilentPeerIsADeadlineAndAGonePeerIsNot) {
   Connect();
   EXPECT_EQ(ReceiveFrame(server_.get(), In(milliseconds(10))).error().code(),

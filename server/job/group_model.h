@@ -60,8 +60,7 @@ class GroupModel {
     for (const auto& [other, submission] : submissions) {
       if (submission.count != operation.count) reason_ = Code::kMismatch;
     }
-    const uint64_t order = next_order_++;
-    submissions[member] = {operation.count, now + timeout, order};
+    submissions[member] = {operation.count, now + timeout};
     if (reason_ == Code::kOk && IsSomebodyStranded()) reason_ = Code::kRankLost;
     return Settle();
   }
@@ -96,11 +95,9 @@ class GroupModel {
     std::optional<Time> earliest;
     for (const auto& [sequence, submissions] : submitted_) {
       if (sequence < finished_ || !IsHeldUp(sequence)) continue;
-      const auto first = std::min_element(
-          submissions.begin(), submissions.end(),
-          [](const auto& a, const auto& b) { return a.second.order < b.second.order; });
-      const Time deadline = first->second.deadline;
-      earliest = earliest ? std::min(*earliest, deadline) : deadline;
+      for (const auto& [member, submission] : submissions) {
+        earliest = earliest ? std::min(*earliest, submission.deadline) : submission.deadline;
+      }
     }
     return earliest;
   }
@@ -114,7 +111,6 @@ class GroupModel {
   struct Submission {
     uint64_t count;  // stands for the whole descriptor
     Time deadline;
-    uint64_t order;
   };
 
   bool HasSubmitted(uint32_t member, uint64_t sequence) const {
@@ -167,7 +163,6 @@ class GroupModel {
   std::map<uint64_t, std::map<uint32_t, Submission>> submitted_;  // by sequence and member
   std::set<uint32_t> gone_;
   uint64_t finished_ = 0;
-  uint64_t next_order_ = 0;
   bool running_ = false;
   bool told_ = false;
   Code reason_ = Code::kOk;

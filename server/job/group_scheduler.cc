@@ -85,8 +85,13 @@ void GroupScheduler::Arrive(Pending* pending, uint32_t member, const Operation& 
     pending->task = MakeTask(operation, members_.size());
     pending->first_member = member;
     pending->first = now;
+  }
+  // No member waits longer than it asked for.
+  const Time deadline = now + buffers.timeout;
+  if (pending->arrived_count == 0 || deadline < pending->deadline) {
+    pending->deadline = deadline;
     pending->timeout = buffers.timeout;
-    expiries_.emplace(now + buffers.timeout, operation.sequence);
+    expiries_.emplace(deadline, operation.sequence);
   }
   pending->task->inputs[member] = buffers.input;
   pending->task->outputs[member] = buffers.output;

@@ -13,7 +13,7 @@
 // complete): so a member that has been told of a failure knows that its memory is no longer
 // written.
 //
-// Deadlines: an operation's is the time of its first submission plus that member's timeout. One
+// Deadlines: an operation's is the earliest of its submissions' times plus their timeouts. One
 // that every member has submitted, like all before it, waits for the engine and for nobody, and so
 // has no deadline any more; any other is held up by a missing member, its own or an earlier
 // operation's. The group's deadline is the earliest of theirs, and the text names who holds up the
@@ -33,7 +33,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "server/engine/engine.h"
-#include "server/job/bucket_plan.h"
+#include "server/job/described_plan.h"
 #include "server/job/operation.h"
 #include "server/job/snapshot.h"
 #include "shm/protocol.h"
@@ -76,7 +76,7 @@ class GroupScheduler {
   // is).
   Decision Stop(const Status& why);
 
-  // As BucketPlan::Describe.
+  // As DescribedPlan::Describe.
   Status DescribeBucket(uint32_t member, BucketDescription description);
 
   bool running() const { return running_.has_value(); }
@@ -97,7 +97,8 @@ class GroupScheduler {
     Time first{};
     Time last{};
     Time started{};
-    Duration timeout{};  // of first_member
+    Time deadline{};     // the earliest of those that have arrived
+    Duration timeout{};  // that makes it so
   };
 
   struct Member {
@@ -135,7 +136,7 @@ class GroupScheduler {
   const std::string where_;  // "job x, group y"
   const std::vector<uint32_t> ranks_;
   std::vector<Member> members_;
-  BucketPlan plan_;
+  DescribedPlan plan_;
 
   uint64_t completed_ = 0;          // operations below this have finished
   uint64_t ready_ = 0;              // operations below this have been submitted by every member

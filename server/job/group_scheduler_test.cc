@@ -213,11 +213,23 @@ TEST(GroupSchedulerTest, FailureLetsGoOfTheMemoryOfWhatIsPending) {
 
 // ---- Deadlines ----------------------------------------------------------------------------------
 
-TEST(GroupSchedulerTest, DeadlineIsTheFirstSubmissionPlusThatMembersTimeout) {
+TEST(GroupSchedulerTest, NoMemberWaitsLongerThanItAskedFor) {
+  GroupScheduler group = MakeGroup(3);
+  (void)group.Submit(0, AllReduce(0), WithTimeout(seconds(30)), At(seconds(2)));
+  EXPECT_EQ(group.NextDeadline(), At(seconds(32)));
+  (void)group.Submit(1, AllReduce(0), WithTimeout(seconds(1)), At(seconds(3)));
+  EXPECT_EQ(group.NextDeadline(), At(seconds(4)));
+  EXPECT_TRUE(IsNothing(group.CheckDeadline(At(milliseconds(3999)))));
+  const Status failure = group.CheckDeadline(At(seconds(4))).failure;
+  EXPECT_EQ(failure.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(failure.message(), testing::HasSubstr("timed out after 1 s waiting for rank 2"));
+}
+
+TEST(GroupSchedulerTest, ALaterMembersLongerTimeoutDoesNotMoveTheDeadline) {
   GroupScheduler group = MakeGroup(3);
   EXPECT_EQ(group.NextDeadline(), std::nullopt);
   (void)group.Submit(0, AllReduce(0), WithTimeout(seconds(30)), At(seconds(2)));
-  (void)group.Submit(1, AllReduce(0), WithTimeout(seconds(1)), At(seconds(3)));
+  (void)group.Submit(1, AllReduce(0), WithTimeout(seconds(30)), At(seconds(3)));
   EXPECT_EQ(group.NextDeadline(), At(seconds(32)));
   EXPECT_TRUE(IsNothing(group.CheckDeadline(At(milliseconds(31999)))));
   EXPECT_EQ(group.CheckDeadline(At(seconds(32))).failure.code(), Code::kDeadlineExceeded);

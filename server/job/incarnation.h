@@ -37,7 +37,7 @@ struct Rendezvous {
   uint64_t id = 0;
   std::string tag;
   std::vector<uint32_t> ranks;
-  uint32_t first_rank = 0;  // that asked first; the deadline is its
+  uint32_t first_rank = 0;  // that asked first
   Duration timeout{};
   Time deadline{};
   std::map<uint32_t, Request> requests;  // by rank
@@ -53,7 +53,7 @@ struct RankRecord {
   std::string program;
 };
 
-struct Group;
+struct FormedGroup;
 
 struct Incarnation {
   JobKey key;
@@ -65,7 +65,7 @@ struct Incarnation {
   uint32_t connected = 0;                        // ranks that are here
   Status failure;                                // why nothing more can be formed in it
   std::map<std::string, Rendezvous> rendezvous;  // by tag
-  absl::btree_map<GroupId, Group*> groups;
+  absl::btree_map<GroupId, FormedGroup*> groups;
 
   // Whether ranks may still join. One that everybody has left only waits for the engine.
   bool open() const { return failure.ok() && connected > 0; }
@@ -73,15 +73,15 @@ struct Incarnation {
   bool has_been_in(uint32_t rank) const { return rank < world_size && ranks[rank].joined; }
 };
 
-struct Group {
+struct FormedGroup {
   struct Member {
     SessionId session = 0;
     uint32_t number = 0;  // the session's, while active
     bool active = true;   // has neither left nor destroyed the group
   };
 
-  Group(GroupId group_id, Incarnation* of, const std::string& tag_text,
-        const std::vector<uint32_t>& ranks)
+  FormedGroup(GroupId group_id, Incarnation* of, const std::string& tag_text,
+              const std::vector<uint32_t>& ranks)
       : id(group_id), incarnation(of), tag(tag_text), scheduler(of->key.name, tag_text, ranks) {}
 
   GroupId id;

@@ -17,8 +17,8 @@ namespace {
 
 // One of a session's group numbers.
 struct Slot {
-  bool used = false;       // by a group, or reserved for one that is being formed
-  Group* group = nullptr;  // null while it is being formed
+  bool used = false;             // by a group, or reserved for one that is being formed
+  FormedGroup* group = nullptr;  // null while it is being formed
   uint32_t member = 0;
 };
 
@@ -87,19 +87,19 @@ class JobTable::Impl {
   void Remove(SessionId id, bool orderly, const Status& clause, Actions* actions);
   void LeaveRendezvous(Incarnation* incarnation, uint32_t rank, bool orderly, const Status& clause,
                        Actions* actions);
-  void DeactivateMember(Group* group, uint32_t member);
-  void ReleaseGroupIfOver(Group* group);
+  void DeactivateMember(FormedGroup* group, uint32_t member);
+  void ReleaseGroupIfOver(FormedGroup* group);
   void ReleaseIfOver(Incarnation* incarnation);
 
-  void Apply(Group* group, Decision decision, Actions* actions);
-  void UpdateAlarm(Group* group);
+  void Apply(FormedGroup* group, Decision decision, Actions* actions);
+  void UpdateAlarm(FormedGroup* group);
   const Session* Find(SessionId id) const;
   std::vector<std::string> GroupsOf(SessionId id) const;
   JobSnapshot SnapshotOf(const Incarnation& incarnation, Time now) const;
 
   absl::btree_map<JobKey, Incarnations> jobs_;
   absl::flat_hash_map<SessionId, Session> sessions_;
-  absl::btree_map<GroupId, std::unique_ptr<Group>> groups_;
+  absl::btree_map<GroupId, std::unique_ptr<FormedGroup>> groups_;
   GroupId next_group_ = 1;
   uint64_t next_rendezvous_ = 1;
   size_t running_ = 0;
@@ -240,7 +240,17 @@ void JobTable::Impl::Refuse(const Session& session, SessionId id, const GroupReq
 Rendezvous* JobTable::Impl::FindOrOpen(const Session& session, const GroupRequest& request,
                                        Time now) {
   auto& open = session.incarnation->rendezvous;
-  if (const auto found = open.find(request.tag); found != open.end()) return &found->second;
+  if (const auto found = open.find(request.tag); found != open.end()) {
+    Rendezvous& rendezvous = found->second;
+    // No rank waits longer than it asked for.
+    if (now + request.timeout < rendezvous.deadline) {
+      rendezvous_alarms_.erase({rendezvous.deadline, rendezvous.id});
+      rendezvous.deadline = now + request.timeout;
+      rendezvous.timeout = request.timeout;
+      rendezvous_alarms_[{rendezvous.deadline, rendezvous.id}] = &rendezvous;
+    }
+    return &rendezvous;
+  }
   Rendezvous& rendezvous = open[request.tag];
   rendezvous = {.id = next_rendezvous_++,
                 .tag = request.tag,
@@ -258,7 +268,7 @@ void JobTable::Impl::Form(Incarnation* incarnation, const std::string& tag, Acti
   const Rendezvous& rendezvous = node.mapped();
   rendezvous_alarms_.erase({rendezvous.deadline, rendezvous.id});
   const GroupId id = next_group_++;
-  auto group = std::make_unique<Group>(id, incarnation, tag, rendezvous.ranks);
+  auto group = std::make_unique<FormedGroup>(id, incarnation, tag, rendezvous.ranks);
   for (const uint32_t rank : rendezvous.ranks) {
     const Rendezvous::Request& request = rendezvous.requests.at(rank);
     const auto member = static_cast<uint32_t>(group->members.size());
@@ -329,7 +339,7 @@ void JobTable::Impl::Submit(SessionId id, uint32_t number, const Operation& oper
 void JobTable::Impl::Finished(GroupId id, uint64_t sequence, Time now, Actions* actions) {
   const auto found = groups_.find(id);
   if (found == groups_.end()) return;
-  Group* group = found->second.get();
+  FormedGroup* group = found->second.get();
   Decision decision = group->scheduler.Finished(sequence, now);
   if (!decision.completed) return;
   --running_;
@@ -339,8 +349,8 @@ void JobTable::Impl::Finished(GroupId id, uint64_t sequence, Time now, Actions* 
   ReleaseIfOver(incarnation);
 }
 
-void JobTable::Impl::Apply(Group* group, Decision decision, Actions* actions) {
-  for (const Group::Member& member : group->members) {
+void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actions) {
+  for (const FormedGroup::Member& member : group->members) {
     if (!member.active) continue;
     if (decision.completed) {
       actions->push_back(CompleteOperations{member.session, member.number, *decision.completed});
@@ -364,7 +374,7 @@ void JobTable::Impl::DestroyGroup(SessionId id, uint32_t number, Actions* action
   Session& session = found->second;
   const Slot* slot = session.FindActive(number);
   if (slot == nullptr) return;
-  Group* group = slot->group;
+  FormedGroup* group = slot->group;
   const uint32_t member = slot->member;
   session.slots[number] = {};
   DeactivateMember(group, member);
@@ -411,12 +421,12 @@ void JobTable::Impl::LeaveRendezvous(Incarnation* incarnation, uint32_t rank, bo
   }
 }
 
-void JobTable::Impl::DeactivateMember(Group* group, uint32_t member) {
+void JobTable::Impl::DeactivateMember(FormedGroup* group, uint32_t member) {
   group->members[member].active = false;
   --group->active;
 }
 
-void JobTable::Impl::ReleaseGroupIfOver(Group* group) {
+void JobTable::Impl::ReleaseGroupIfOver(FormedGroup* group) {
   if (group->active > 0 || group->scheduler.running()) return;
   if (group->alarm) group_alarms_.erase({*group->alarm, group->id});
   group->incarnation->groups.erase(group->id);
@@ -432,7 +442,7 @@ void JobTable::Impl::ReleaseIfOver(Incarnation* incarnation) {
 
 // ---- Time ---------------------------------------------------------------------------------------
 
-void JobTable::Impl::UpdateAlarm(Group* group) {
+void JobTable::Impl::UpdateAlarm(FormedGroup* group) {
   const std::optional<Time> deadline = group->scheduler.NextDeadline();
   if (!deadline || (group->alarm && *group->alarm <= *deadline)) return;
   if (group->alarm) group_alarms_.erase({*group->alarm, group->id});
@@ -442,7 +452,7 @@ void JobTable::Impl::UpdateAlarm(Group* group) {
 
 void JobTable::Impl::CheckDeadlines(Time now, Actions* actions) {
   while (!group_alarms_.empty() && group_alarms_.begin()->first <= now) {
-    Group* group = groups_.at(group_alarms_.begin()->second).get();
+    FormedGroup* group = groups_.at(group_alarms_.begin()->second).get();
     group_alarms_.erase(group_alarms_.begin());
     group->alarm.reset();
     Apply(group, group->scheduler.CheckDeadline(now), actions);

@@ -58,8 +58,8 @@ class JobTable {
   Status Join(SessionId session, const JoinRequest& request, Time now, Actions* actions);
 
   // A session asks for a group; it is answered (ReplyCreateGroup) when every rank of it has asked,
-  // or at the deadline of the first that asked, naming who is missing. Different ranks, order, or a
-  // tag that the session already has: kMismatch / kInvalidArgument for all who asked.
+  // or at the earliest deadline of those that asked, naming who is missing. Different ranks, order,
+  // or a tag that the session already has: kMismatch / kInvalidArgument for all who asked.
   Actions CreateGroup(SessionId session, const GroupRequest& request, Time now);
 
   // The session is done with its group `number`; the group ends when the last member says so. What

@@ -338,7 +338,7 @@ TEST_F(JobTableTest, GroupThatIsNotFormedInTimeNamesWhoIsMissingAndHow) {
   (void)Ask(1, "pp:0", {1, 3}, seconds(100));
   (void)Ask(0, "ddp:0", {0, 1, 2, 3, 4});
   now_ += seconds(10);
-  (void)Ask(3, "ddp:0", {0, 1, 2, 3, 4}, seconds(5));
+  (void)Ask(3, "ddp:0", {0, 1, 2, 3, 4});
   EXPECT_EQ(table_.NextDeadline(), At(seconds(30)));
   EXPECT_THAT(table_.CheckDeadlines(At(milliseconds(29999))), IsEmpty());
   const Actions actions = table_.CheckDeadlines(At(seconds(30)));
@@ -351,6 +351,18 @@ TEST_F(JobTableTest, GroupThatIsNotFormedInTimeNamesWhoIsMissingAndHow) {
       "waits for group pp:0). Waiting: ranks 0, 3. Check that the missing ranks run, that they "
       "name the same job and generation, and that they make the same calls.");
   EXPECT_EQ(table_.NextDeadline(), At(seconds(100)));
+}
+
+TEST_F(JobTableTest, NoRankWaitsLongerForAGroupThanItAskedFor) {
+  JoinAll(3);
+  (void)Ask(0, "world", {0, 1, 2}, seconds(30));
+  now_ += seconds(10);
+  (void)Ask(1, "world", {0, 1, 2}, seconds(5));
+  EXPECT_EQ(table_.NextDeadline(), At(seconds(15)));
+  const Actions actions = table_.CheckDeadlines(At(seconds(15)));
+  EXPECT_THAT(Lines(actions),
+              ElementsAre("reply s0 r7 DEADLINE_EXCEEDED", "reply s1 r7 DEADLINE_EXCEEDED"));
+  EXPECT_THAT(Text(actions), HasSubstr("was not formed within 5 s: rank 2 is connected"));
 }
 
 TEST_F(JobTableTest, RankWithoutGroupsThatDoesNotAskIsDescribedSo) {

@@ -31,7 +31,7 @@ Dispatcher::Dispatcher(const ServerOptions& options, Executor* executor, Poller*
 
 void Dispatcher::Accept(UniqueFd socket, Time now) {
   if (executor_->connections() >= options_.max_sessions) {
-    CloseWithError(std::move(socket), 0,
+    CloseWithError(std::move(socket),
                    {Code::kOutOfMemory, absl::StrCat("gradsyncd serves ", options_.max_sessions,
                                                      " sessions already, as many as it may; raise "
                                                      "its --max-sessions")});
@@ -39,7 +39,7 @@ void Dispatcher::Accept(UniqueFd socket, Time now) {
   }
   const Result<uid_t> uid = PeerUid(socket.get());
   if (!uid) {
-    CloseWithError(std::move(socket), 0, uid.error());
+    CloseWithError(std::move(socket), uid.error());
     return;
   }
   const SegmentLimits limits{options_.max_segments_per_session, options_.max_session_bytes};
@@ -49,7 +49,7 @@ void Dispatcher::Accept(UniqueFd socket, Time now) {
   executor_->Add(std::move(session));
   silent_.emplace_back(now + options_.hello_timeout, added->id());
   if (const Status watched = added->Watch(poller_); !watched.ok()) {
-    executor_->Break(added, 0, watched);
+    executor_->Break(added, watched);
   }
 }
 
@@ -58,7 +58,7 @@ void Dispatcher::CloseSilent(Time now) {
     TrainerSession* session = executor_->Find(silent_.front().second);
     silent_.pop_front();
     if (session == nullptr || session->joined()) continue;
-    executor_->Break(session, 0, {Code::kDeadlineExceeded, "the connection sent no HELLO in time"});
+    executor_->Break(session, {Code::kDeadlineExceeded, "the connection sent no HELLO in time"});
   }
 }
 
@@ -99,7 +99,7 @@ bool Dispatcher::DrainRing(TrainerSession* session, uint32_t limit) {
     const RingReader::Pop pop = session->ring().TryPop(&entry);
     if (pop == RingReader::Pop::kEmpty) break;
     if (pop == RingReader::Pop::kCorrupt) {
-      executor_->Break(session, 0,
+      executor_->Break(session,
                        {Code::kProtocol, "the submission ring is corrupt: its head is impossible"});
     } else {
       HandleEntry(session, entry);
@@ -113,7 +113,7 @@ void Dispatcher::HandleEntry(TrainerSession* session, const Submission& entry) {
   Result<CheckedSubmission> checked =
       CheckSubmission(entry, jobs.FindGroup(session->id(), entry.group), session->segments());
   if (!checked) {
-    executor_->Break(session, 0, checked.error());
+    executor_->Break(session, checked.error());
     return;
   }
   executor_->Apply(jobs.Submit(session->id(), entry.group, checked->operation,
@@ -143,7 +143,7 @@ void Dispatcher::ReceiveFrames(TrainerSession* session, Time now) {
     if (frame.error().code() == Code::kDaemonLost) {  // seen from this end: the trainer is gone
       executor_->Lost(session);
     } else {
-      executor_->Break(session, 0, frame.error());
+      executor_->Break(session, frame.error());
     }
   }
 }
@@ -151,14 +151,14 @@ void Dispatcher::ReceiveFrames(TrainerSession* session, Time now) {
 void Dispatcher::HandleFrame(TrainerSession* session, const Frame& frame, Time now) {
   const Result<FrameHeader> header = CheckHeader(frame.bytes);
   if (!header) {
-    executor_->Break(session, 0, header.error());
+    executor_->Break(session, header.error());
     return;
   }
   Status handled = frame.fds.empty()
                        ? HandleRequest(session, *header, frame.bytes, now)
                        : Status(Code::kProtocol, absl::StrCat("a ", FrameTypeName(header->type),
                                                               " frame carries descriptors"));
-  if (!handled.ok()) executor_->Break(session, header->request_id, handled);
+  if (!handled.ok()) executor_->Break(session, handled);
 }
 
 Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& header,

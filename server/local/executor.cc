@@ -113,24 +113,24 @@ void Executor::Run(const CloseSession& action) {
   TrainerSession* session = Find(action.session);
   if (session == nullptr) return;
   LogEnd(*session, "closed", action.status);
-  Close(session, /*request_id=*/0, action.status);
+  Close(session, action.status);
 }
 
-void Executor::Break(TrainerSession* session, uint32_t request_id, const Status& why) {
+void Executor::Break(TrainerSession* session, const Status& why) {
   LogEnd(*session, session->joined() ? "broken" : "refused", why);
-  Close(session, request_id, session->joined() ? EndedStatus(*session, why) : why);
+  Close(session, session->joined() ? EndedStatus(*session, why) : why);
   EndRank(session, Departure::kLost);
 }
 
 void Executor::Lost(TrainerSession* session) {
   LogEnd(*session, "lost", OkStatus());
-  Close(session, /*request_id=*/0, OkStatus());
+  Close(session, OkStatus());
   EndRank(session, Departure::kLost);
 }
 
 void Executor::Leave(TrainerSession* session) {
   LogEnd(*session, "goodbye", OkStatus());
-  Close(session, /*request_id=*/0, OkStatus());
+  Close(session, OkStatus());
   EndRank(session, Departure::kGoodbye);
 }
 
@@ -142,12 +142,12 @@ void Executor::CloseAll(const Status& why) {
   for (auto& [id, session] : sessions_) {
     if (session->closed()) continue;
     LogEnd(*session, "daemon_end", why);
-    Close(session.get(), /*request_id=*/0, why);
+    Close(session.get(), why);
   }
 }
 
-void Executor::Close(TrainerSession* session, uint32_t request_id, const Status& why) {
-  session->Close(poller_, request_id, why);
+void Executor::Close(TrainerSession* session, const Status& why) {
+  session->Close(poller_, why);
   ended_.push_back(session->id());
 }
 

@@ -42,7 +42,7 @@ class Executor {
   void Finished(const OperationDone& done);
 
   // The session broke the rules or was refused: `why` is the last that it hears.
-  void Break(TrainerSession* session, uint32_t request_id, const Status& why);
+  void Break(TrainerSession* session, const Status& why);
   // The trainer died, hung up, or stopped reading.
   void Lost(TrainerSession* session);
   // The trainer said so. The reply has been sent.
@@ -61,7 +61,7 @@ class Executor {
   void Run(const CloseSession& action);
 
   CompletionWriter* WordsOf(SessionId session, uint32_t number);
-  void Close(TrainerSession* session, uint32_t request_id, const Status& why);
+  void Close(TrainerSession* session, const Status& why);
   void EndRank(TrainerSession* session, Departure departure);
   void LogEnd(const TrainerSession& session, const char* reason, const Status& why);
 

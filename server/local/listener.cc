@@ -53,7 +53,7 @@ void Listener::RefuseOne() {
   spare_.Reset();
   UniqueFd socket = AcceptFrom(fd_.get());
   if (socket.valid()) {
-    CloseWithError(std::move(socket), 0,
+    CloseWithError(std::move(socket),
                    {Code::kOutOfMemory,
                     "gradsyncd has no file descriptors left; raise its limit (ulimit -n, "
                     "LimitNOFILE=)"});

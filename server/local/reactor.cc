@@ -16,6 +16,9 @@ namespace {
 // While the rings are never empty, sockets and timers get their turn this often.
 constexpr int kBusyStepsPerPoll = 64;
 
+// Those who connect in a loop must not keep the reactor from its sessions.
+constexpr int kAcceptsPerTurn = 64;
+
 // Without a deadline the reactor still wakes now and then; costs nothing, and bounds arithmetic.
 constexpr Duration kLongestSleep = std::chrono::minutes(1);
 
@@ -95,11 +98,10 @@ void Reactor::Step() {
     return;
   }
   const bool worked_before = std::exchange(worked_, Work());
+  if (!worked_ && worked_before) worked_ = SpinForWork();
   if (worked_) {
     if (++busy_steps_ < kBusyStepsPerPoll) return;
     HandleEvents(poller_.Wait(Duration::zero()));
-  } else if (worked_before && SpinForWork()) {
-    worked_ = true;
   } else {
     Sleep();
   }
@@ -168,7 +170,7 @@ void Reactor::HandleEvents(std::span<const PollEvent> events) {
   for (const PollEvent& event : events) {
     switch (event.source) {
       case EventSource::kListener:
-        AcceptAll(now);
+        AcceptSome(now);
         break;
       case EventSource::kSocket:
       case EventSource::kProcess:
@@ -182,8 +184,8 @@ void Reactor::HandleEvents(std::span<const PollEvent> events) {
   CheckTimers(now);
 }
 
-void Reactor::AcceptAll(Time now) {
-  while (listener_.is_open()) {
+void Reactor::AcceptSome(Time now) {
+  for (int i = 0; i < kAcceptsPerTurn && listener_.is_open(); ++i) {
     std::optional<UniqueFd> socket = listener_.Accept();
     if (!socket) return;
     idle_deadline_.reset();
@@ -261,7 +263,7 @@ void Reactor::EndIfIdle(Time now) {
     return;
   }
   if (!lock->has_value()) return;
-  AcceptAll(now);
+  AcceptSome(now);
   if (executor_.connections() > 0) return;
   LogEvent(*options_.logger, spdlog::level::info, "idle_end");
   poller_.Remove(listener_.fd());

@@ -44,7 +44,7 @@ class Reactor {
   bool SpinForWork();
   void Sleep();
   void HandleEvents(std::span<const PollEvent> events);
-  void AcceptAll(Time now);
+  void AcceptSome(Time now);
   void CheckTimers(Time now);
   Time NextDeadline() const;
 

@@ -36,9 +36,9 @@ void CloseReadably(UniqueFd socket) {
 
 }  // namespace
 
-void CloseWithError(UniqueFd socket, uint32_t request_id, const Status& why) {
+void CloseWithError(UniqueFd socket, const Status& why) {
   // Nobody to tell if this fails.
-  const ErrorReply reply = MakeError(request_id, why);
+  const ErrorReply reply = MakeError(/*request_id=*/0, why);
   static_cast<void>(SendFrame(socket.get(), AsBytes(reply), {}, Deadline{}));
   CloseReadably(std::move(socket));
 }
@@ -99,7 +99,7 @@ CompletionWriter* TrainerSession::group_words(uint32_t number) {
   return &group_words_[number];
 }
 
-void TrainerSession::Close(Poller* poller, uint32_t request_id, const Status& why) {
+void TrainerSession::Close(Poller* poller, const Status& why) {
   for (UniqueFd* fd : {&doorbell_, &process_}) {
     if (fd->valid()) poller->Remove(fd->get());
     fd->Reset();
@@ -108,7 +108,7 @@ void TrainerSession::Close(Poller* poller, uint32_t request_id, const Status& wh
   if (why.ok()) {
     CloseReadably(std::move(socket_));
   } else {
-    CloseWithError(std::move(socket_), request_id, why);
+    CloseWithError(std::move(socket_), why);
   }
 }
 

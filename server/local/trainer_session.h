@@ -25,7 +25,7 @@
 namespace gradsync {
 
 // Sends a last ErrorReply and closes in such a way that the trainer can still read it.
-void CloseWithError(UniqueFd socket, uint32_t request_id, const Status& why);
+void CloseWithError(UniqueFd socket, const Status& why);
 
 // The reactor's thread only.
 class TrainerSession {
@@ -64,7 +64,7 @@ class TrainerSession {
 
   // Ends the connection, saying why unless the trainer has hung up (OK status). What the trainer
   // and the engine still use stays mapped until the destructor.
-  void Close(Poller* poller, uint32_t request_id, const Status& why);
+  void Close(Poller* poller, const Status& why);
   bool closed() const { return !socket_.valid(); }
 
  private:

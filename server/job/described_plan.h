@@ -1,7 +1,7 @@
 // The registered buckets of one group: what each holds, how often and how fast it was reduced. For
 // texts and inspection; nothing is decided by it.
-#ifndef GRADSYNC_SERVER_JOB_BUCKET_PLAN_H_
-#define GRADSYNC_SERVER_JOB_BUCKET_PLAN_H_
+#ifndef GRADSYNC_SERVER_JOB_DESCRIBED_PLAN_H_
+#define GRADSYNC_SERVER_JOB_DESCRIBED_PLAN_H_
 
 #include <cstdint>
 #include <vector>
@@ -12,10 +12,10 @@
 
 namespace gradsync {
 
-class BucketPlan {
+class DescribedPlan {
  public:
   // `ranks[member]` is a member's rank in the job.
-  explicit BucketPlan(const std::vector<uint32_t>& ranks);
+  explicit DescribedPlan(const std::vector<uint32_t>& ranks);
 
   // A member describes the buckets of a plan in index order; index 0 begins its next plan. The
   // first member to begin a plan replaces the one before, with its statistics; what the others say
@@ -53,4 +53,4 @@ class BucketPlan {
 
 }  // namespace gradsync
 
-#endif  // GRADSYNC_SERVER_JOB_BUCKET_PLAN_H_
+#endif  // GRADSYNC_SERVER_JOB_DESCRIBED_PLAN_H_

@@ -1,4 +1,4 @@
-#include "server/job/bucket_plan.h"
+#include "server/job/described_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(BucketPlanTest, EveryMemberMayDescribeTheSamePlan) {
-  BucketPlan plan({4, 7});
+TEST(DescribedPlanTest, EveryMemberMayDescribeTheSamePlan) {
+  DescribedPlan plan({4, 7});
   for (uint32_t member = 0; member < 2; ++member) {
     EXPECT_TRUE(plan.Describe(member, Describe(0, 2)).ok());
     EXPECT_TRUE(plan.Describe(member, Describe(1, 2)).ok());
@@ -23,8 +23,8 @@ TEST(BucketPlanTest, EveryMemberMayDescribeTheSamePlan) {
   EXPECT_EQ(plan.Find(2), nullptr);
 }
 
-TEST(BucketPlanTest, DifferentDescriptionsNameRanksAndField) {
-  BucketPlan plan({4, 7});
+TEST(DescribedPlanTest, DifferentDescriptionsNameRanksAndField) {
+  DescribedPlan plan({4, 7});
   ASSERT_TRUE(plan.Describe(0, Describe(0, 1, 100)).ok());
   const Status status = plan.Describe(1, Describe(0, 1, 90));
   EXPECT_EQ(status.code(), Code::kMismatch);
@@ -34,9 +34,9 @@ TEST(BucketPlanTest, DifferentDescriptionsNameRanksAndField) {
             "(encoder.5.weight ... encoder.3.bias), 1 buckets in all; they differ in count");
 }
 
-TEST(BucketPlanTest, EveryFieldOfADescriptionIsCompared) {
+TEST(DescribedPlanTest, EveryFieldOfADescriptionButTheNamesIsCompared) {
   const auto field = [](auto change) {
-    BucketPlan plan({0, 1});
+    DescribedPlan plan({0, 1});
     EXPECT_TRUE(plan.Describe(0, Describe(0, 2)).ok());
     BucketDescription other = Describe(0, 2);
     change(&other);
@@ -47,11 +47,18 @@ TEST(BucketPlanTest, EveryFieldOfADescriptionIsCompared) {
   EXPECT_EQ(field([](BucketDescription* d) { d->count = 3; }), "count");
   EXPECT_EQ(field([](BucketDescription* d) { d->dtype = DType::kFloat16; }), "dtype");
   EXPECT_EQ(field([](BucketDescription* d) { d->parameter_count = 3; }), "number of parameters");
-  EXPECT_EQ(field([](BucketDescription* d) { d->parameters = "x"; }), "parameters");
 }
 
-TEST(BucketPlanTest, BucketsAreDescribedInOrderAndOnce) {
-  BucketPlan plan({0});
+TEST(DescribedPlanTest, RanksMayKnowAParameterByDifferentNames) {
+  DescribedPlan plan({0, 1});
+  ASSERT_TRUE(plan.Describe(0, Describe(0, 1)).ok());
+  BucketDescription other = Describe(0, 1);
+  other.parameters = "x";
+  EXPECT_TRUE(plan.Describe(1, other).ok());
+}
+
+TEST(DescribedPlanTest, BucketsAreDescribedInOrderAndOnce) {
+  DescribedPlan plan({0});
   EXPECT_EQ(plan.Describe(0, Describe(1, 2)).code(), Code::kInvalidArgument);
   ASSERT_TRUE(plan.Describe(0, Describe(0, 2)).ok());
   EXPECT_EQ(plan.Describe(0, Describe(1, 3)).code(), Code::kInvalidArgument);
@@ -62,14 +69,14 @@ TEST(BucketPlanTest, BucketsAreDescribedInOrderAndOnce) {
             "index order, each once");
 }
 
-TEST(BucketPlanTest, NumberOfBucketsIsLimited) {
-  BucketPlan plan({0});
+TEST(DescribedPlanTest, NumberOfBucketsIsLimited) {
+  DescribedPlan plan({0});
   EXPECT_EQ(plan.Describe(0, Describe(0, 0)).code(), Code::kInvalidArgument);
   EXPECT_EQ(plan.Describe(0, Describe(0, kSequenceWindow + 1)).code(), Code::kInvalidArgument);
 }
 
-TEST(BucketPlanTest, FirstMemberOfANewPlanReplacesTheOldOneAndItsStatistics) {
-  BucketPlan plan({0, 1});
+TEST(DescribedPlanTest, FirstMemberOfANewPlanReplacesTheOldOneAndItsStatistics) {
+  DescribedPlan plan({0, 1});
   for (uint32_t member = 0; member < 2; ++member) {
     ASSERT_TRUE(plan.Describe(member, Describe(0, 1, 100)).ok());
   }
@@ -83,16 +90,16 @@ TEST(BucketPlanTest, FirstMemberOfANewPlanReplacesTheOldOneAndItsStatistics) {
   EXPECT_EQ(plan.Snapshot().at(0).reductions, 1u);
 }
 
-TEST(BucketPlanTest, MemberThatIsAPlanBehindDisturbsNothing) {
-  BucketPlan plan({0, 1});
+TEST(DescribedPlanTest, MemberThatIsAPlanBehindDisturbsNothing) {
+  DescribedPlan plan({0, 1});
   ASSERT_TRUE(plan.Describe(0, Describe(0, 1, 100)).ok());
   ASSERT_TRUE(plan.Describe(0, Describe(0, 1, 50)).ok());
   EXPECT_TRUE(plan.Describe(1, Describe(0, 1, 100)).ok());
   EXPECT_EQ(plan.Snapshot().at(0).count, 50u);
 }
 
-TEST(BucketPlanTest, StatisticsAreTheLastReductions) {
-  BucketPlan plan({0});
+TEST(DescribedPlanTest, StatisticsAreTheLastReductions) {
+  DescribedPlan plan({0});
   ASSERT_TRUE(plan.Describe(0, Describe(0, 1)).ok());
   plan.Record(0, {.wait = milliseconds(1)}, 3);
   plan.Record(0, {.wait = milliseconds(2), .queue = milliseconds(3), .reduce = milliseconds(4)}, 5);

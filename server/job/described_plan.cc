@@ -1,4 +1,4 @@
-#include "server/job/bucket_plan.h"
+#include "server/job/described_plan.h"
 
 #include <string>
 #include <utility>
@@ -19,18 +19,17 @@ const char* DifferingField(const BucketDescription& a, const BucketDescription& 
   if (a.count != b.count) return "count";
   if (a.dtype != b.dtype) return "dtype";
   if (a.parameter_count != b.parameter_count) return "number of parameters";
-  if (a.parameters != b.parameters) return "parameters";
-  return nullptr;
+  return nullptr;  // names are for people: a rank may know the same parameter by another one
 }
 
 }  // namespace
 
-BucketPlan::BucketPlan(const std::vector<uint32_t>& ranks) {
+DescribedPlan::DescribedPlan(const std::vector<uint32_t>& ranks) {
   members_.reserve(ranks.size());
   for (const uint32_t rank : ranks) members_.push_back({.rank = rank});
 }
 
-Status BucketPlan::Describe(uint32_t member, BucketDescription description) {
+Status DescribedPlan::Describe(uint32_t member, BucketDescription description) {
   Member& describer = members_[member];
   if (description.bucket_count == 0 || description.bucket_count > kSequenceWindow) {
     return {Code::kInvalidArgument, absl::StrCat("a plan has 1 to ", kSequenceWindow,
@@ -69,18 +68,18 @@ Status BucketPlan::Describe(uint32_t member, BucketDescription description) {
                        Text(description), "; they differ in ", field)};
 }
 
-const BucketDescription* BucketPlan::Find(uint32_t bucket) const {
+const BucketDescription* DescribedPlan::Find(uint32_t bucket) const {
   return bucket < buckets_.size() ? &buckets_[bucket].description : nullptr;
 }
 
-void BucketPlan::Record(uint32_t bucket, const Timing& timing, uint32_t last_rank) {
+void DescribedPlan::Record(uint32_t bucket, const Timing& timing, uint32_t last_rank) {
   if (bucket >= buckets_.size()) return;
   ++buckets_[bucket].reductions;
   buckets_[bucket].last = timing;
   buckets_[bucket].last_rank = last_rank;
 }
 
-std::vector<BucketSnapshot> BucketPlan::Snapshot() const {
+std::vector<BucketSnapshot> DescribedPlan::Snapshot() const {
   std::vector<BucketSnapshot> snapshots;
   snapshots.reserve(buckets_.size());
   for (const Bucket& bucket : buckets_) {
