@@ -1,6 +1,8 @@
 """Runs the checks and test suites: a line for each, what failed in full, and the total at the end.
 
-    suites.py [SUITE...]    some of: lint release python demo bench asan tsan; all without arguments
+    suites.py [SUITE...]    some of: lint tidy release python demo bench asan tsan
+
+Without arguments it runs all but the slow ones (tidy, asan, tsan), and counts those as skipped.
 
 The last line is `N passed, N failed, N skipped`, over everything that ran. A build that breaks, a
 runner that crashes, and a suite without any test count as failures. The exit status is 0 if nothing
@@ -162,7 +164,6 @@ def lint() -> dict[str, Suite]:
         "ruff": [VENV / "ruff", "check", "--no-cache", *python],
         "ruff-format": [VENV / "ruff", "format", "--check", "--no-cache", *python],
         "mypy": [VENV / "mypy", "--cache-dir", BUILD / "mypy", *python],
-        "clang-tidy": [VENV / "python", ROOT / "scripts" / "tidy.py", BUILD],
     }
     return {name: partial(check, name, command) for name, command in commands.items()}
 
@@ -175,6 +176,11 @@ def is_shell(path: Path) -> bool:
 # What each argument stands for: suites by their titles.
 GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
     "lint": lint,
+    "tidy": lambda: {
+        "clang-tidy": partial(
+            check, "clang-tidy", [VENV / "python", ROOT / "scripts" / "tidy.py", BUILD]
+        )
+    },
     "release": lambda: {"ctest, release": partial(ctest, "release", BUILD)},
     "python": lambda: {
         "pytest, scripts": partial(pytest, "pytest-scripts", ROOT / "scripts"),
@@ -195,6 +201,13 @@ GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
 }
 
 
+SLOW = ("tidy", "asan", "tsan")  # half an hour of two cores
+
+
+def not_run(names: Iterable[str]) -> Outcome:
+    return Outcome(skips={name: f"slow; run it by scripts/test {name}" for name in names})
+
+
 def report(title: str, outcome: Outcome, seconds: float) -> None:
     counts = f"{outcome.passed} passed"
     if outcome.failures:
@@ -208,7 +221,7 @@ def report(title: str, outcome: Outcome, seconds: float) -> None:
 
 
 def main() -> int:
-    names = sys.argv[1:] or list(GROUPS)
+    names = sys.argv[1:] or [name for name in GROUPS if name not in SLOW]
     if unknown := set(names) - set(GROUPS):
         print(f"no such suite: {', '.join(sorted(unknown))}\n{__doc__}", file=sys.stderr)
         return 2
@@ -218,6 +231,8 @@ def main() -> int:
             start = time.monotonic()
             outcomes.append(suite())
             report(title, outcomes[-1], time.monotonic() - start)
+    if not sys.argv[1:]:
+        outcomes.append(not_run(SLOW))
 
     print()
     for outcome in outcomes:
