@@ -5,6 +5,7 @@
 #include <string>
 
 #include "shm/futex.h"
+#include "shm/spin.h"
 
 namespace gradsync {
 namespace {
@@ -15,14 +16,6 @@ size_t PrefixBytes(std::string_view text, size_t limit) {
   size_t bytes = limit;
   while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80) --bytes;
   return bytes;
-}
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 }  // namespace
@@ -80,7 +73,7 @@ Status CompletionReader::Wait(uint64_t sequence, Deadline deadline, std::chrono:
     do {
       for (int i = 0; i < 32; ++i) {
         if (IsComplete(sequence)) return OkStatus();
-        Pause();
+        SpinPause();
       }
     } while (std::chrono::steady_clock::now() < until);
   }

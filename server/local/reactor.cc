@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/local/idle.h"
 #include "server/local/log.h"
+#include "shm/spin.h"
 
 namespace gradsync {
 namespace {
@@ -26,14 +27,6 @@ constexpr Duration kIdleRetry = std::chrono::seconds(1);
 constexpr Duration kShortestSpin = std::chrono::microseconds(2);
 
 Time Now() { return std::chrono::steady_clock::now(); }
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 Status ShuttingDown() {
   return {Code::kShuttingDown, "gradsyncd is shutting down; restart the trainers when it is back"};
@@ -143,7 +136,7 @@ bool Reactor::SpinForWork() {
         spin_ = std::min(options_.spin, spin_ * 2);
         return true;
       }
-      Pause();
+      SpinPause();
     }
   } while (Now() < until);
   spin_ = std::max(std::min(options_.spin, kShortestSpin), spin_ / 2);

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "shm/spin.h"
+
 namespace gradsync {
 namespace {
 
@@ -13,14 +15,6 @@ using Clock = std::chrono::steady_clock;
 
 // Parts that a worker does of one item before it looks whether another has its turn.
 constexpr int kPartsPerTurn = 2;
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -71,7 +65,7 @@ void ThreadPool::RunWorker(int worker) {
 
 void ThreadPool::SpinForItem() const {
   const Clock::time_point end = Clock::now() + spin_;
-  while (item_count_.load(std::memory_order_relaxed) == 0 && Clock::now() < end) Pause();
+  while (item_count_.load(std::memory_order_relaxed) == 0 && Clock::now() < end) SpinPause();
 }
 
 std::shared_ptr<ThreadPool::Item> ThreadPool::NextItem() {
