@@ -286,6 +286,21 @@ def test_groups_of_some_ranks(ranks: Ranks, meeting: Callable[[], str]) -> None:
     ranks.run(work_in_subgroups, meeting(), size=4)
 
 
+def beside_gloo_without_rank_0(rank: int, size: int, store: str) -> None:
+    with process_group("gloo", store, rank, size):
+        group = new_group([1, 2], backend="gradsync")
+        if rank in (1, 2):
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == 3
+
+
+def test_a_group_without_rank_0_beside_another_backends_default_group(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(beside_gloo_without_rank_0, meeting(), size=3)
+
+
 def beside_gloo(rank: int, size: int, store: str) -> None:
     with process_group("gloo", store, rank, size):
         group = new_group(backend="gradsync")
@@ -302,9 +317,12 @@ def test_a_group_beside_another_backends_default_group(
 
 def begin_and_end_again(rank: int, size: int, store: str) -> list[str]:
     """With the same store each time, as under torchrun."""
+    # One object for all three: a file store that the last rank lets go of removes its file, and
+    # the other rank may already be meeting there again.
+    lasting = dist.FileStore(store, size)
     jobs = []
     for _ in range(3):
-        with process_group("gradsync", store, rank, size):
+        with process_group("gradsync", lasting, rank, size):
             backend: Any = dist.distributed_c10d._get_default_group()._get_backend(
                 torch.device("cpu")
             )

@@ -19,11 +19,11 @@ STEPS = 10
 
 @contextmanager
 def process_group(
-    backend: str, store: str, rank: int, size: int, timeout_s: float = 30
+    backend: str, store: str | dist.Store, rank: int, size: int, timeout_s: float = 30
 ) -> Iterator[None]:
     dist.init_process_group(
         backend,
-        store=dist.FileStore(store, size),
+        store=dist.FileStore(store, size) if isinstance(store, str) else store,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_s),

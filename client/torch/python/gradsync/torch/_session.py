@@ -49,7 +49,7 @@ def open_job(
     _prefer_own_daemon()
     job = Job(
         _C.Session(
-            job=_agree_on_name(store, rank, world_size, timeout),
+            job=_agree_on_name(store, world_size, timeout),
             generation=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             world_size=world_size,
             rank=rank,
@@ -82,13 +82,14 @@ def timeout_of(group: ProcessGroup) -> timedelta:
         return dist.distributed_c10d.default_pg_timeout
 
 
-def _agree_on_name(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
+def _agree_on_name(store: Store, world_size: int, timeout: timedelta) -> str:
     """A name for the job, the same on every rank, and a new one each time that the ranks meet,
     though the store may be the same."""
-    # Nobody comes for the second time before everybody has come for the first.
-    meeting = (store.add("arrivals", 1) - 1) // world_size
+    # Nobody comes for the second time before everybody has come for the first. The first to come
+    # gives the name: where only some ranks of a foreign group open sessions, rank 0 may never do.
+    meeting, place = divmod(store.add("arrivals", 1) - 1, world_size)
     key = f"job/{meeting}"
-    if rank == 0:
+    if place == 0:
         run = os.environ.get("GRADSYNC_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
         store.set(key, f"{run[:96]}-{uuid.uuid4().hex[:12]}")
     store.wait([key], timeout)
