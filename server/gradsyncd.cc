@@ -58,8 +58,11 @@ ABSL_FLAG(gradsync::Seconds, idle_exit, {absl::ZeroDuration()},
 ABSL_FLAG(gradsync::Seconds, drain_timeout, {absl::Seconds(30)},
           "How long SIGTERM or SIGINT wait for running operations; a second signal does not.");
 ABSL_FLAG(uint32_t, max_sessions, 1024, "Sessions (ranks) at a time.");
+ABSL_FLAG(uint32_t, max_user_sessions, 0, "Sessions of one user. 0: as --max-sessions.");
 ABSL_FLAG(uint64_t, max_session_bytes, 0,
-          "Bytes of segments of one session. 0: as --max-total-bytes.");
+          "Bytes of segments of one session. 0: as --max-user-bytes.");
+ABSL_FLAG(uint64_t, max_user_bytes, 0,
+          "Bytes of segments of all sessions of one user. 0: as --max-total-bytes.");
 ABSL_FLAG(uint64_t, max_total_bytes, 0,
           "Bytes of segments of all sessions together. 0: the machine's memory.");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warning, error, critical or off.");
@@ -88,9 +91,10 @@ constexpr std::array kFlags = {
     FlagName{"inspect_socket"},
 #endif
     FlagName{"threads"},        FlagName{"idle_exit"},         FlagName{"drain_timeout"},
-    FlagName{"max_sessions"},   FlagName{"max_session_bytes"}, FlagName{"max_total_bytes"},
-    FlagName{"log_level"},      FlagName{"log_file"},          FlagName{"ready_fd", false},
-    FlagName{"detach", false},  FlagName{"version", false},    FlagName{"help", false},
+    FlagName{"max_sessions"},   FlagName{"max_user_sessions"}, FlagName{"max_session_bytes"},
+    FlagName{"max_user_bytes"}, FlagName{"max_total_bytes"},   FlagName{"log_level"},
+    FlagName{"log_file"},       FlagName{"ready_fd", false},   FlagName{"detach", false},
+    FlagName{"version", false}, FlagName{"help", false},
 };
 
 Result<mode_t> ParseMode(const std::string& text) {
@@ -126,7 +130,9 @@ Result<ServerOptions> OptionsFromFlags() {
   options.socket = std::filesystem::absolute(absl::GetFlag(FLAGS_socket), error).string();
   options.socket_mode = *mode;
   options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  options.max_user_sessions = absl::GetFlag(FLAGS_max_user_sessions);
   options.max_session_bytes = absl::GetFlag(FLAGS_max_session_bytes);
+  options.max_user_bytes = absl::GetFlag(FLAGS_max_user_bytes);
   options.max_total_bytes = absl::GetFlag(FLAGS_max_total_bytes);
   options.idle_exit = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_idle_exit).value);
   options.drain_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_drain_timeout).value);
@@ -276,9 +282,7 @@ class Inspection {
 };
 #endif
 
-Status Serve(ServerOptions options) {
-  UniqueFd ready_fd(absl::GetFlag(FLAGS_ready_fd));
-  if (ready_fd.valid()) fcntl(ready_fd.get(), F_SETFD, FD_CLOEXEC);
+Status Serve(ServerOptions options, UniqueFd* ready_fd) {
   SignalThread signals;
   CpuEngineOptions engine_options;
   engine_options.threads = absl::GetFlag(FLAGS_threads);
@@ -294,7 +298,7 @@ Status Serve(ServerOptions options) {
     inspection.Drain();
     (*server)->Stop();
   });
-  AnnounceReady(std::move(ready_fd));
+  AnnounceReady(std::move(*ready_fd));
   const Status status = (*server)->Run();
   NotifySystemd("STOPPING=1");
   LogEvent(*logger, status.ok() ? spdlog::level::info : spdlog::level::err, "end", "result",
@@ -338,8 +342,11 @@ int Main(int argc, char** argv) {
   if (absl::GetFlag(FLAGS_detach)) {
     if (Status status = Detach(); !status.ok()) return Fail(status, kExitFailure);
   }
-  if (Status status = Serve(*std::move(options)); !status.ok()) return Fail(status, kExitFailure);
-  return EXIT_SUCCESS;
+  // Closed after an error has been printed: whoever sees it closed may look for the reason.
+  UniqueFd ready_fd(absl::GetFlag(FLAGS_ready_fd));
+  if (ready_fd.valid()) fcntl(ready_fd.get(), F_SETFD, FD_CLOEXEC);
+  const Status status = Serve(*std::move(options), &ready_fd);
+  return status.ok() ? EXIT_SUCCESS : Fail(status, kExitFailure);
 }
 
 }  // namespace

@@ -59,10 +59,7 @@ Status CompletionReader::Failure() const {
   const uint32_t state = words_->state.load(std::memory_order_acquire);
   if (state == static_cast<uint32_t>(GroupState::kActive)) return OkStatus();
   const size_t bytes = std::min<size_t>(words_->text_bytes, kErrorTextBytes);
-  const int32_t code = words_->code;
-  const bool known =
-      code > static_cast<int>(Code::kOk) && code <= static_cast<int>(Code::kInternal);
-  return {known ? static_cast<Code>(code) : Code::kProtocol,
+  return {ErrorCodeFrom(words_->code).value_or(Code::kProtocol),
           std::string(words_->text.data(), bytes)};
 }
 

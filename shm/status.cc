@@ -4,6 +4,12 @@
 
 namespace gradsync {
 
+std::optional<Code> ErrorCodeFrom(int32_t number) {
+  const bool known =
+      number > static_cast<int>(Code::kOk) && number <= static_cast<int>(Code::kInternal);
+  return known ? std::optional(static_cast<Code>(number)) : std::nullopt;
+}
+
 const char* CodeName(Code code) {
   switch (code) {
     case Code::kOk:

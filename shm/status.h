@@ -6,6 +6,8 @@
 #ifndef GRADSYNC_SHM_STATUS_H_
 #define GRADSYNC_SHM_STATUS_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <tl/expected.hpp>
 #include <utility>
@@ -29,6 +31,10 @@ enum class Code : int {
   kFailedPrecondition = 12,  // a call out of order, or in a forked child
   kInternal = 13,            // a fault of gradsync itself
 };
+
+// The error that a number from another process stands for; nullopt for kOk and for any other
+// number.
+std::optional<Code> ErrorCodeFrom(int32_t number);
 
 // "INVALID_ARGUMENT" and so on; "UNKNOWN" for a value that is none of the above.
 const char* CodeName(Code code);

@@ -22,12 +22,6 @@ uint32_t RequestIdOf(const Frame& frame) {
   return header ? header->request_id : 0;
 }
 
-Code ToCode(int32_t code) {
-  const bool known =
-      code > static_cast<int>(Code::kOk) && code <= static_cast<int>(Code::kInternal);
-  return known ? static_cast<Code>(code) : Code::kProtocol;
-}
-
 Status OtherVersion(const std::string& path, uint16_t version) {
   return {Code::kProtocol, "gradsyncd at '" + path + "' speaks version " + std::to_string(version) +
                                " of the protocol, this client version " +
@@ -42,7 +36,7 @@ Status CheckReply(const Frame& frame, const std::string& path, FrameType expecte
   if (!header) return {Code::kProtocol, "what listens at '" + path + "' is not a gradsyncd"};
   if (header->version != kProtocolVersion) return OtherVersion(path, header->version);
   if (const auto error = ReadMessage<ErrorReply>(frame.bytes)) {
-    return {ToCode(error->code), error->text.Get()};
+    return {ErrorCodeFrom(error->code).value_or(Code::kProtocol), error->text.Get()};
   }
   if (header->type != static_cast<uint16_t>(expected)) {
     return {Code::kProtocol, "gradsyncd at '" + path + "' answered with a frame of type " +

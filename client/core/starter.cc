@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,7 +61,7 @@ Result<FoundDaemon> Connect(const std::string& path, Deadline deadline) {
     socket = ConnectTo(path);
   }
   if (!socket) return Unexpected(socket.error());
-  return FoundDaemon{*std::move(socket), path, StartLock()};
+  return FoundDaemon{*std::move(socket), path, std::nullopt};
 }
 
 Result<FoundDaemon> ConnectToFixed(const Discovery& discovery, Deadline deadline) {
@@ -81,25 +80,19 @@ Status NoAccessToSystemDaemon(const Status& status) {
               "the socket's group, or set GRADSYNC_SOCKET to a daemon of your own"};
 }
 
-// One process at a time looks for, and starts, the private daemon. The file is never removed: a
-// lock on a removed file excludes nobody.
-Result<StartLock> LockStarting(const std::string& path, Deadline deadline) {
-  UniqueFd fd(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd.valid()) {
-    return Unexpected(ErrnoStatus(Code::kPermissionDenied, errno, "cannot open '" + path + "'"));
-  }
-  while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      return Unexpected(ErrnoStatus(Code::kInternal, errno, "cannot lock '" + path + "'"));
-    }
+// One process at a time looks for, and starts, the private daemon.
+Result<SocketLock> LockStarting(const std::string& socket, Deadline deadline) {
+  for (;;) {
+    auto lock = SocketLock::TryTake(socket, SocketLock::Right::kStarting);
+    if (!lock) return Unexpected(lock.error());
+    if (lock->has_value()) return **std::move(lock);
     if (std::chrono::steady_clock::now() >= deadline) {
       return Unexpected(Code::kDeadlineExceeded,
-                        "another process has held '" + path +
-                            "' too long while it starts gradsyncd; end that process");
+                        "another process has held the lock '" + socket +
+                            ".lock' too long while it starts gradsyncd; end that process");
     }
     std::this_thread::sleep_for(kLockPause);
   }
-  return StartLock(std::move(fd));
 }
 
 std::string LogTail(const std::string& path) {
@@ -225,14 +218,14 @@ Result<FoundDaemon> FindPrivate(const Discovery& discovery, Deadline deadline) {
   const std::string path = discovery.private_socket();
   auto found = Connect(path, deadline);
   if (found || found.error().code() != Code::kDaemonLost) return found;
-  auto lock = LockStarting(path + ".lock", deadline);
+  auto lock = LockStarting(path, deadline);
   if (!lock) return Unexpected(lock.error());
   // Whoever held the lock before us may have started it.
   found = Connect(path, deadline);
   if (found || found.error().code() != Code::kDaemonLost) return found;
   GRADSYNC_RETURN_IF_ERROR(StartDaemon(discovery, deadline));
   found = Connect(path, deadline);
-  if (found) found->start_lock = *std::move(lock);
+  if (found) found->starting = *std::move(lock);
   return found;
 }
 
@@ -241,12 +234,6 @@ Result<FoundDaemon> FindPrivate(const Discovery& discovery, Deadline deadline) {
 std::string Discovery::private_socket() const {
   // Clients of another version start a daemon of theirs beside this one.
   return JoinPath(private_directory, "gradsyncd-v" + std::to_string(kProtocolVersion) + ".sock");
-}
-
-void StartLock::Release() {
-  // For every copy of the descriptor: a process that another thread forked meanwhile has one.
-  if (fd_.valid()) flock(fd_.get(), LOCK_UN);
-  fd_.Reset();
 }
 
 Discovery DiscoveryFrom(const std::string& socket, const Environment& environment) {

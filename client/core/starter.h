@@ -4,13 +4,14 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "client/core/environment.h"
 #include "shm/frame_socket.h"
 #include "shm/protocol.h"
+#include "shm/socket_lock.h"
 #include "shm/status.h"
 #include "shm/unique_fd.h"
 
@@ -35,29 +36,11 @@ struct Discovery {
 // `socket` is the caller's own choice; empty: none.
 Discovery DiscoveryFrom(const std::string& socket, const Environment& environment);
 
-// The exclusive right to start, and while that is held to end, a private daemon.
-class StartLock {
- public:
-  StartLock() = default;
-  explicit StartLock(UniqueFd locked) : fd_(std::move(locked)) {}
-  StartLock(StartLock&&) noexcept = default;
-  StartLock& operator=(StartLock&& other) noexcept {
-    Release();
-    fd_ = std::move(other.fd_);
-    return *this;
-  }
-  ~StartLock() { Release(); }
-
- private:
-  void Release();
-
-  UniqueFd fd_;
-};
-
 struct FoundDaemon {
   UniqueFd socket;
   std::string path;
-  StartLock start_lock;  // held until the daemon has welcomed us; it does not end before that
+  // The right to start one, held until the daemon has welcomed us: it does not end before that.
+  std::optional<SocketLock> starting;
 };
 
 // A connection to a daemon. However many processes ask at the same time, one private daemon is

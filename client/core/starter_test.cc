@@ -1,9 +1,7 @@
 #include "client/core/starter.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -118,14 +116,14 @@ TEST_F(StarterTest, ADaemonGetsACleanProcess) {
 TEST_F(StarterTest, AStarterThatHangsHoldsUpOthersNoLongerThanTheirDeadline) {
   WriteDaemon("touch " + root_ + "/started\n");
   ASSERT_TRUE(EnsurePrivateDirectory(discovery_.private_directory, geteuid()).ok());
-  const std::string path = discovery_.private_socket() + ".lock";
-  const UniqueFd lock(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
-  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const std::string socket = discovery_.private_socket();
+  const auto lock = SocketLock::TryTake(socket, SocketLock::Right::kStarting);
+  ASSERT_TRUE(lock && lock->has_value());
   const auto found =
       FindDaemon(discovery_, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error().code(), Code::kDeadlineExceeded);
-  EXPECT_THAT(found.error().message(), HasSubstr(path));
+  EXPECT_THAT(found.error().message(), HasSubstr(socket + ".lock"));
   EXPECT_FALSE(std::filesystem::exists(root_ + "/started"));
 }
 

@@ -23,6 +23,7 @@ class DescribedPlan {
   Status Describe(uint32_t member, BucketDescription description);
 
   // Nullptr if the bucket has not been described.
+  size_t size() const { return buckets_.size(); }
   const BucketDescription* Find(uint32_t bucket) const;
 
   // A bucket was reduced. Buckets that were not described are not counted.

@@ -79,6 +79,10 @@ class GroupScheduler {
   // As DescribedPlan::Describe.
   Status DescribeBucket(uint32_t member, BucketDescription description);
 
+  // What it remembers: operations that are not complete, and buckets of the plan.
+  size_t operation_count() const { return pending_.size() + (running_ ? 1 : 0); }
+  size_t bucket_count() const { return plan_.size(); }
+
   bool running() const { return running_.has_value(); }
   const Status& failure() const { return failure_; }  // also while its announcement waits
   GroupSnapshot Snapshot(Time now) const;

@@ -90,6 +90,9 @@ struct FormedGroup {
   GroupScheduler scheduler;
   std::vector<Member> members;
   uint32_t active = 0;
+  // What its active members' sessions are charged with, as JobTable last saw it.
+  uint64_t operations = 0;
+  uint64_t buckets = 0;
   // When JobTable will look at the scheduler's deadline; may be too early, never too late.
   std::optional<Time> alarm;
 };

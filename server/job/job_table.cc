@@ -27,6 +27,9 @@ struct Session {
   uint32_t rank = 0;
   uint64_t segment_bytes = 0;
   std::vector<Slot> slots;  // by number; grows as needed
+  // Of all groups that it is in.
+  uint64_t operations = 0;
+  uint64_t buckets = 0;
 
   // The lowest free number, now in use; nullopt if there is none.
   std::optional<uint32_t> Reserve() {
@@ -92,6 +95,7 @@ class JobTable::Impl {
   void ReleaseIfOver(Incarnation* incarnation);
 
   void Apply(FormedGroup* group, Decision decision, Actions* actions);
+  bool Recount(FormedGroup* group);
   void UpdateAlarm(FormedGroup* group);
   const Session* Find(SessionId id) const;
   std::vector<std::string> GroupsOf(SessionId id) const;
@@ -165,8 +169,9 @@ void JobTable::Impl::Enter(Incarnation* incarnation, SessionId id, const JoinReq
                                       .program = request.program};
   ++incarnation->joined;
   ++incarnation->connected;
-  sessions_[id] = {
-      .incarnation = incarnation, .rank = request.rank, .segment_bytes = 0, .slots = {}};
+  Session& session = sessions_[id];
+  session.incarnation = incarnation;
+  session.rank = request.rank;
 }
 
 void JobTable::Impl::EndJob(Incarnation* incarnation, const Status& why, Actions* actions) {
@@ -301,7 +306,12 @@ Status JobTable::Impl::DescribeBucket(SessionId id, uint32_t number,
   const Session* session = Find(id);
   const Slot* slot = session == nullptr ? nullptr : session->FindActive(number);
   if (slot == nullptr) return {Code::kInvalidArgument, "the session has no such group"};
-  return slot->group->scheduler.DescribeBucket(slot->member, std::move(description));
+  FormedGroup* group = slot->group;
+  GRADSYNC_RETURN_IF_ERROR(group->scheduler.DescribeBucket(slot->member, std::move(description)));
+  if (Recount(group) && session->buckets > kMaxSessionBuckets) {
+    return TooManyBucketsStatus(*session->incarnation, session->rank);
+  }
+  return OkStatus();
 }
 
 void JobTable::Impl::AbortGroup(SessionId id, uint32_t number, const Status& why,
@@ -330,7 +340,13 @@ void JobTable::Impl::Submit(SessionId id, uint32_t number, const Operation& oper
   } else {
     decision = slot->group->scheduler.Submit(slot->member, operation, std::move(buffers), now);
   }
-  if (decision.rejected.ok()) return Apply(slot->group, std::move(decision), actions);
+  if (decision.rejected.ok()) {
+    const bool more = Recount(slot->group);
+    Apply(slot->group, std::move(decision), actions);
+    if (!more || session->operations <= kMaxSessionOperations) return;
+    decision = {};
+    decision.rejected = TooManyOperationsStatus(*session->incarnation, session->rank);
+  }
   const Status clause = BrokeRulesClause(*session->incarnation, session->rank, decision.rejected);
   actions->push_back(CloseSession{id, std::move(decision.rejected)});
   Remove(id, /*orderly=*/false, clause, actions);
@@ -363,7 +379,25 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
     ++running_;
     actions->push_back(StartTask{group->id, decision.start_sequence, std::move(decision.start)});
   }
+  Recount(group);
   UpdateAlarm(group);
+}
+
+// Charges the members with what the group remembers now. Whether that is more than before.
+bool JobTable::Impl::Recount(FormedGroup* group) {
+  const uint64_t operations = group->scheduler.operation_count();
+  const uint64_t buckets = group->scheduler.bucket_count();
+  if (operations == group->operations && buckets == group->buckets) return false;
+  const bool more = operations > group->operations || buckets > group->buckets;
+  for (const FormedGroup::Member& member : group->members) {
+    if (!member.active) continue;
+    Session& session = sessions_.at(member.session);
+    session.operations += operations - group->operations;
+    session.buckets += buckets - group->buckets;
+  }
+  group->operations = operations;
+  group->buckets = buckets;
+  return more;
 }
 
 // ---- Leaving ------------------------------------------------------------------------------------
@@ -377,6 +411,8 @@ void JobTable::Impl::DestroyGroup(SessionId id, uint32_t number, Actions* action
   FormedGroup* group = slot->group;
   const uint32_t member = slot->member;
   session.slots[number] = {};
+  session.operations -= group->operations;
+  session.buckets -= group->buckets;
   DeactivateMember(group, member);
   const Status clause = DestroyedClause(*session.incarnation, session.rank, group->tag);
   Apply(group, group->scheduler.MemberGone(member, /*orderly=*/true, clause), actions);

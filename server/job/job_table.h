@@ -71,7 +71,8 @@ class JobTable {
   // finished.
   Actions AbortGroup(SessionId session, uint32_t number, const Status& why, Time now);
 
-  // Error if the session has no such group or the description does not fit the ones before it.
+  // Error if the session has no such group, the description does not fit the ones before it, or
+  // the session's groups have more than kMaxSessionBuckets (kOutOfMemory).
   Status DescribeBucket(SessionId session, uint32_t number, BucketDescription description);
 
   // Size of the session's group `number`, and the session's index in it; nullopt if there is none.
@@ -82,7 +83,8 @@ class JobTable {
   std::optional<Membership> FindGroup(SessionId session, uint32_t number) const;
 
   // One validated operation. A sequence number that was submitted already, or lies kSequenceWindow
-  // or more beyond the completed ones, closes the session (kProtocol).
+  // or more beyond the completed ones, closes the session (kProtocol); so does one that makes more
+  // than kMaxSessionOperations in the session's groups (kOutOfMemory).
   Actions Submit(SessionId session, uint32_t number, const Operation& operation,
                  MemberBuffers buffers, Time now);
   static constexpr uint64_t kSequenceWindow = gradsync::kSequenceWindow;

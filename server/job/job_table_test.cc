@@ -480,6 +480,63 @@ TEST_F(JobTableTest, DescriptionsGoToTheSessionsGroup) {
   EXPECT_EQ(table_.Snapshot(now_).at(0).groups.at(0).buckets.size(), 1u);
 }
 
+TEST_F(JobTableTest, OperationsOfAllGroupsOfASessionAreLimited) {
+  JoinAll(2);
+  FormGroup("a", {0, 1});
+  FormGroup("b", {0, 1});
+  constexpr uint64_t kHalf = kMaxSessionOperations / 2;
+  for (uint64_t sequence = 0; sequence < kHalf; ++sequence) {
+    ASSERT_THAT(Submit(0, 0, Barrier(sequence)), IsEmpty());
+    ASSERT_THAT(Submit(0, 1, Barrier(sequence)), IsEmpty());
+  }
+  // What the other rank has submitted already costs nothing, and one that is complete makes room.
+  const GroupId group = StartedGroup(Submit(1, 0, Barrier(0)));
+  (void)table_.Finished(group, 0, now_);
+  EXPECT_THAT(Submit(0, 0, Barrier(kHalf)), IsEmpty());
+  const Actions actions = Submit(0, 0, Barrier(kHalf + 1));
+  EXPECT_THAT(Lines(actions), ElementsAre("close s0 OUT_OF_MEMORY", "fail s1 #0 RANK_LOST",
+                                          "fail s1 #1 RANK_LOST"));
+  EXPECT_EQ(
+      Text(actions),
+      "job bert-7: more than 65536 operations are under way in the groups of rank 0. Wait for "
+      "some before more are submitted.");
+}
+
+TEST_F(JobTableTest, OperationsOfGroupsThatFailedOrEndedNoLongerCount) {
+  JoinAll(2);
+  for (int round = 0; round < 3; ++round) {
+    FormGroup("a", {0, 1});
+    for (uint64_t sequence = 0; sequence < kMaxSessionOperations; ++sequence) {
+      ASSERT_THAT(Submit(0, 0, Barrier(sequence)), IsEmpty());
+    }
+    if (round == 1) {
+      (void)table_.AbortGroup(1, 0, {Code::kMismatch, "they differ"}, now_);
+      EXPECT_THAT(Submit(0, 0, Barrier(kMaxSessionOperations)), IsEmpty());
+    }
+    (void)table_.DestroyGroup(0, 0, now_);
+    (void)table_.DestroyGroup(1, 0, now_);
+  }
+}
+
+TEST_F(JobTableTest, BucketsOfAllGroupsOfASessionAreLimited) {
+  JoinAll(1);
+  FormGroup("a", {0});
+  FormGroup("b", {0});
+  const auto describe = [this](uint32_t number, uint32_t buckets) {
+    Status status;
+    for (uint32_t bucket = 0; bucket < buckets && status.ok(); ++bucket) {
+      status = table_.DescribeBucket(0, number, Describe(bucket, buckets));
+    }
+    return status;
+  };
+  constexpr auto kMost = static_cast<uint32_t>(kMaxSessionBuckets);
+  EXPECT_TRUE(describe(0, kMost).ok());
+  EXPECT_TRUE(describe(0, kMost).ok()) << "a plan takes the place of the one before";
+  EXPECT_EQ(describe(1, 1).code(), Code::kOutOfMemory);
+  (void)table_.DestroyGroup(0, 0, now_);
+  EXPECT_TRUE(describe(1, kMost).ok());
+}
+
 TEST_F(JobTableTest, FinishingWhatDoesNotRunIsIgnored) {
   JoinAll(1);
   FormGroup("self", {0});

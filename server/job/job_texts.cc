@@ -167,6 +167,20 @@ Status TooManyGroupsStatus(const Incarnation& incarnation, uint32_t rank, const 
                        " groups already, which is the limit. Destroy groups that are done with.")};
 }
 
+Status TooManyOperationsStatus(const Incarnation& incarnation, uint32_t rank) {
+  return {Code::kOutOfMemory,
+          absl::StrCat(JobText(incarnation), ": more than ", kMaxSessionOperations,
+                       " operations are under way in the groups of rank ", rank,
+                       ". Wait for some before more are submitted.")};
+}
+
+Status TooManyBucketsStatus(const Incarnation& incarnation, uint32_t rank) {
+  return {Code::kOutOfMemory,
+          absl::StrCat(JobText(incarnation), ": the groups of rank ", rank, " have more than ",
+                       kMaxSessionBuckets,
+                       " buckets. Make buckets larger, or destroy groups that are done with.")};
+}
+
 Status NoSuchGroupStatus(const Incarnation& incarnation, uint32_t rank, uint32_t number) {
   return {Code::kProtocol, absl::StrCat(JobText(incarnation), ": rank ", rank,
                                         " submitted an operation to its group number ", number,

@@ -34,6 +34,8 @@ Status GroupsDifferStatus(const Incarnation& incarnation, const Rendezvous& rend
                           uint32_t rank, const std::vector<uint32_t>& ranks);
 Status TagInUseStatus(const Incarnation& incarnation, uint32_t rank, const std::string& tag);
 Status TooManyGroupsStatus(const Incarnation& incarnation, uint32_t rank, const std::string& tag);
+Status TooManyOperationsStatus(const Incarnation& incarnation, uint32_t rank);
+Status TooManyBucketsStatus(const Incarnation& incarnation, uint32_t rank);
 Status NoSuchGroupStatus(const Incarnation& incarnation, uint32_t rank, uint32_t number);
 Status ShuttingDownStatus(const std::string& job);
 

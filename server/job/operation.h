@@ -39,6 +39,10 @@ struct MemberBuffers {
 // How far a rank may submit ahead of what its group has completed; also the most buckets of a plan.
 inline constexpr uint64_t kSequenceWindow = 65536;
 
+// What the groups of one session, together, may make the daemon remember.
+inline constexpr uint64_t kMaxSessionOperations = 65536;  // submitted by some rank, not complete
+inline constexpr uint64_t kMaxSessionBuckets = 65536;     // described
+
 // What a bucket of a registered plan holds, for texts and inspection.
 struct BucketDescription {
   uint32_t bucket = 0;

@@ -42,15 +42,39 @@ void Dispatcher::Accept(UniqueFd socket, Time now) {
     CloseWithError(std::move(socket), uid.error());
     return;
   }
+  const User& user = UserOf(*uid);
+  std::optional<Charge> place = Charge::Take(user.sessions, 1);
+  if (!place) {
+    CloseWithError(
+        std::move(socket),
+        {Code::kOutOfMemory,
+         absl::StrCat("user ", *uid, " has ", options_.max_user_sessions,
+                      " sessions with gradsyncd",
+                      ", as many as it may; end some, or raise its --max-user-sessions")});
+    return;
+  }
   const SegmentLimits limits{options_.max_segments_per_session, options_.max_session_bytes};
-  auto session = std::make_unique<TrainerSession>(++last_session_, std::move(socket), *uid,
-                                                  SegmentTable(limits, total_bytes_));
+  auto session =
+      std::make_unique<TrainerSession>(++last_session_, std::move(socket), *uid, *std::move(place),
+                                       SegmentTable(limits, {user.bytes, total_bytes_}));
   TrainerSession* added = session.get();
   executor_->Add(std::move(session));
   silent_.emplace_back(now + options_.hello_timeout, added->id());
   if (const Status watched = added->Watch(poller_); !watched.ok()) {
     executor_->Break(added, watched);
   }
+}
+
+const Dispatcher::User& Dispatcher::UserOf(uid_t uid) {
+  absl::erase_if(users_, [](const auto& entry) {
+    return entry.second.sessions->used() == 0 && entry.second.bytes->used() == 0;
+  });
+  User& user = users_[uid];
+  if (user.sessions == nullptr) {
+    user = {.sessions = std::make_shared<Budget>(options_.max_user_sessions),
+            .bytes = std::make_shared<Budget>(options_.max_user_bytes)};
+  }
+  return user;
 }
 
 void Dispatcher::CloseSilent(Time now) {

@@ -2,12 +2,15 @@
 #ifndef GRADSYNC_SERVER_LOCAL_DISPATCHER_H_
 #define GRADSYNC_SERVER_LOCAL_DISPATCHER_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "server/local/executor.h"
 #include "server/local/options.h"
 #include "server/local/poller.h"
@@ -39,6 +42,13 @@ class Dispatcher {
   std::optional<Time> NextDeadline() const;
 
  private:
+  // What the sessions of one user share. Forgotten when nothing of it is used.
+  struct User {
+    std::shared_ptr<Budget> sessions;
+    std::shared_ptr<Budget> bytes;
+  };
+
+  const User& UserOf(uid_t uid);
   bool DrainRings(uint32_t limit);
   bool DrainRing(TrainerSession* session, uint32_t limit);
   void CatchUp();
@@ -67,6 +77,7 @@ class Dispatcher {
   Executor* executor_;
   Poller* poller_;
   std::shared_ptr<Budget> total_bytes_;
+  absl::flat_hash_map<uid_t, User> users_;
   SessionId last_session_ = 0;
   std::deque<std::pair<Time, SessionId>> silent_;  // connections by the time they must say Hello
 };

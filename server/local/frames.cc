@@ -156,12 +156,12 @@ Result<BucketDescription> CheckDescribeBucket(const DescribeBucket& request) {
 }
 
 Result<Status> CheckAbortGroup(const AbortGroup& request) {
-  if (request.code <= static_cast<int32_t>(Code::kOk) ||
-      request.code > static_cast<int32_t>(Code::kInternal)) {
+  const std::optional<Code> code = ErrorCodeFrom(request.code);
+  if (!code) {
     return Unexpected(Code::kProtocol,
                       absl::StrCat("ABORT_GROUP with code ", request.code, ", which is no error"));
   }
-  return Status(static_cast<Code>(request.code), MakePrintable(request.text.Get()));
+  return Status(*code, MakePrintable(request.text.Get()));
 }
 
 }  // namespace gradsync

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "shm/socket_lock.h"
 #include "shm/status.h"
 #include "shm/unique_fd.h"
 
@@ -14,7 +15,8 @@ namespace gradsync {
 
 class Listener {
  public:
-  // As ListenAt (shm/frame_socket.h).
+  // As ListenAt (shm/frame_socket.h), and as the only daemon that does (SocketLock). One that is
+  // just ending is waited for, for a second.
   static Result<Listener> Open(const std::string& path, mode_t mode);
 
   Listener(Listener&&) = default;
@@ -24,20 +26,22 @@ class Listener {
   int fd() const { return fd_.get(); }
   bool is_open() const { return fd_.valid(); }
 
-  // The next connection; nullopt when there is none. Does not block. When the process has run out
-  // of descriptors the connection is closed, with a word why, rather than left to poll readable for
-  // ever.
-  std::optional<UniqueFd> Accept();
+  // The next connection. Does not block: kDeadlineExceeded when there is none. When the process has
+  // run out of descriptors the connection is closed, with a word why, rather than left to poll
+  // readable for ever. kOutOfMemory when not even that can be done: it stays readable.
+  Result<UniqueFd> Accept();
 
   // Removes the socket file (unless another daemon has put its own there), then refuses whoever has
   // not been accepted.
   void Close();
 
  private:
-  Listener(std::string path, UniqueFd fd, UniqueFd spare, dev_t device, ino_t inode);
+  Listener(SocketLock lock, std::string path, UniqueFd fd, UniqueFd spare, dev_t device,
+           ino_t inode);
 
-  void RefuseOne();
+  Status RefuseOne();
 
+  std::optional<SocketLock> lock_;
   std::string path_;
   UniqueFd fd_;
   UniqueFd spare_;  // given up for a moment to accept, and refuse, one more

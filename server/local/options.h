@@ -25,8 +25,10 @@ struct ServerOptions {
 
   // Limits. A client that asks for more gets kOutOfMemory with the name of the flag; it may go on.
   uint32_t max_sessions = 1024;
+  uint32_t max_user_sessions = 0;  // of one user; 0: max_sessions
   uint32_t max_segments_per_session = 4096;
-  uint64_t max_session_bytes = 0;  // of segments; 0: max_total_bytes
+  uint64_t max_session_bytes = 0;  // of segments; 0: max_user_bytes
+  uint64_t max_user_bytes = 0;     // of all sessions of one user; 0: max_total_bytes
   uint64_t max_total_bytes = 0;    // 0: this machine's memory
 
   // How long a connection may be silent before it says Hello.
@@ -35,7 +37,10 @@ struct ServerOptions {
   // How long Stop() waits for running operations.
   Duration drain_timeout = std::chrono::seconds(30);
 
-  // Run() ends by itself after this long without a session; zero: never. See idle.h.
+  // Run() ends by itself after this long without a session; zero: never. No trainer falls between
+  // a daemon that goes and one that comes: it ends under SocketLock::Right::kStarting, which a
+  // trainer that looks for a daemon holds until it has its Welcome. One that connects without the
+  // lock in the very last moment reads end-of-file before any Welcome, and tries again.
   Duration idle_exit = Duration::zero();
 
   // The longest that the daemon, and a waiting trainer, spins before it sleeps. Used only while

@@ -7,8 +7,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "server/local/idle.h"
 #include "server/local/log.h"
+#include "shm/socket_lock.h"
 #include "shm/spin.h"
 
 namespace gradsync {
@@ -22,6 +22,9 @@ constexpr int kAcceptsPerTurn = 64;
 
 // Without a deadline the reactor still wakes now and then; costs nothing, and bounds arithmetic.
 constexpr Duration kLongestSleep = std::chrono::minutes(1);
+
+// How long nobody is accepted after the system had no memory for it.
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 
 constexpr Duration kIdleRetry = std::chrono::seconds(1);
 constexpr Duration kShortestSpin = std::chrono::microseconds(2);
@@ -179,11 +182,27 @@ void Reactor::HandleEvents(std::span<const PollEvent> events) {
 
 void Reactor::AcceptSome(Time now) {
   for (int i = 0; i < kAcceptsPerTurn && listener_.is_open(); ++i) {
-    std::optional<UniqueFd> socket = listener_.Accept();
-    if (!socket) return;
+    Result<UniqueFd> socket = listener_.Accept();
+    if (!socket) {
+      if (socket.error().code() != Code::kDeadlineExceeded) PauseAccepting(socket.error(), now);
+      return;
+    }
     idle_deadline_.reset();
     dispatcher_.Accept(*std::move(socket), now);
   }
+}
+
+// Else the listener would be readable all the time, and keep the reactor awake.
+void Reactor::PauseAccepting(const Status& why, Time now) {
+  LogEvent(*options_.logger, spdlog::level::warn, "accept_failed", "error", why.message());
+  poller_.Remove(listener_.fd());
+  accept_again_ = now + kAcceptPause;
+}
+
+void Reactor::ResumeAccepting(Time now) {
+  accept_again_.reset();
+  const Status watched = poller_.Add(listener_.fd(), {EventSource::kListener});
+  if (!watched.ok()) PauseAccepting(watched, now);
 }
 
 void Reactor::CheckTimers(Time now) {
@@ -192,6 +211,7 @@ void Reactor::CheckTimers(Time now) {
     executor_.Apply(executor_.jobs().CheckDeadlines(now));
   }
   if (phase_ != Phase::kServing) return;
+  if (accept_again_ && *accept_again_ <= now) ResumeAccepting(now);
   if (stop_requested_.load(std::memory_order_acquire)) {
     BeginDrain(now);
   } else if (idle_deadline_ && *idle_deadline_ <= now) {
@@ -207,6 +227,7 @@ Time Reactor::NextDeadline() const {
   consider(executor_.jobs().NextDeadline());
   consider(dispatcher_.NextDeadline());
   consider(idle_deadline_);
+  consider(accept_again_);
   if (phase_ == Phase::kDraining) consider(drain_deadline_);
   return next;
 }
@@ -215,6 +236,7 @@ void Reactor::BeginDrain(Time now) {
   LogEvent(*options_.logger, spdlog::level::info, "drain", "running",
            executor_.jobs().running_count(), "sessions", executor_.jobs().session_count());
   phase_ = Phase::kDraining;
+  accept_again_.reset();
   drain_deadline_ = now + options_.drain_timeout;
   poller_.Remove(listener_.fd());
   listener_.Close();
@@ -249,7 +271,7 @@ void Reactor::NoteIdleness(Time now) {
 void Reactor::EndIfIdle(Time now) {
   if (executor_.connections() > 0) return;
   idle_deadline_ = now + std::min(options_.idle_exit, kIdleRetry);
-  const Result<std::optional<UniqueFd>> lock = TryStartLock(options_.socket);
+  const auto lock = SocketLock::TryTake(options_.socket, SocketLock::Right::kStarting);
   if (!lock) {
     LogEvent(*options_.logger, spdlog::level::warn, "idle_end_failed", "error",
              lock.error().message());

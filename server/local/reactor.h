@@ -45,6 +45,8 @@ class Reactor {
   void Sleep();
   void HandleEvents(std::span<const PollEvent> events);
   void AcceptSome(Time now);
+  void PauseAccepting(const Status& why, Time now);
+  void ResumeAccepting(Time now);
   void CheckTimers(Time now);
   Time NextDeadline() const;
 
@@ -67,6 +69,7 @@ class Reactor {
   Status result_;
   Time drain_deadline_;
   std::optional<Time> idle_deadline_;  // while there is no connection
+  std::optional<Time> accept_again_;   // while nobody is accepted
   bool worked_ = false;                // in the step before
   int busy_steps_ = 0;                 // since the last poll
   Duration spin_;                      // what seems worth it at present

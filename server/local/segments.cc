@@ -36,20 +36,21 @@ bool Budget::TryTake(uint64_t amount) {
 struct SegmentTable::Segment {
   Charge count;
   Charge bytes;
+  Charge user_bytes;
   Charge total_bytes;
   Mapping mapping;
 };
 
-SegmentTable::SegmentTable(SegmentLimits limits, std::shared_ptr<Budget> total_bytes)
+SegmentTable::SegmentTable(SegmentLimits limits, SharedBudgets shared_bytes)
     : count_(std::make_shared<Budget>(limits.segments)),
       bytes_(std::make_shared<Budget>(limits.bytes)),
-      total_bytes_(std::move(total_bytes)) {}
+      shared_bytes_(std::move(shared_bytes)) {}
 
 Result<SegmentTable::NewSegment> SegmentTable::Allocate(uint64_t bytes, const std::string& label) {
   if (bytes == 0) return Unexpected(Code::kInvalidArgument, "a segment must have at least 1 byte");
   const uint64_t rounded = RoundUpToPages(bytes);
   if (rounded == 0) {
-    return Unexpected(OverLimit(bytes, *total_bytes_, "all sessions", "--max-total-bytes"));
+    return Unexpected(OverLimit(bytes, *shared_bytes_.total, "all sessions", "--max-total-bytes"));
   }
   std::optional<Charge> count = Charge::Take(count_, 1);
   if (!count) {
@@ -63,17 +64,23 @@ Result<SegmentTable::NewSegment> SegmentTable::Allocate(uint64_t bytes, const st
     return Unexpected(
         OverLimit(rounded, *bytes_, "this session's segments", "--max-session-bytes"));
   }
-  std::optional<Charge> total = Charge::Take(total_bytes_, rounded);
+  std::optional<Charge> user = Charge::Take(shared_bytes_.user, rounded);
+  if (!user) {
+    return Unexpected(OverLimit(rounded, *shared_bytes_.user,
+                                "the segments of this user's sessions", "--max-user-bytes"));
+  }
+  std::optional<Charge> total = Charge::Take(shared_bytes_.total, rounded);
   if (!total) {
-    return Unexpected(
-        OverLimit(rounded, *total_bytes_, "the segments of all sessions", "--max-total-bytes"));
+    return Unexpected(OverLimit(rounded, *shared_bytes_.total, "the segments of all sessions",
+                                "--max-total-bytes"));
   }
   Result<UniqueFd> fd = CreateSealedMemfd("gradsync:" + label, rounded);
   if (!fd) return Unexpected(fd.error());
   Result<Mapping> mapping = Mapping::Map(fd->get(), rounded);
   if (!mapping) return Unexpected(mapping.error());
-  auto segment = std::make_shared<Segment>(
-      Segment{std::move(*count), std::move(*session), std::move(*total), std::move(*mapping)});
+  auto segment =
+      std::make_shared<Segment>(Segment{std::move(*count), std::move(*session), std::move(*user),
+                                        std::move(*total), std::move(*mapping)});
   const uint32_t number = TakeNumber();
   segments_[number] = std::shared_ptr<const Mapping>(segment, &segment->mapping);
   return NewSegment{number, rounded, std::move(*fd)};

@@ -62,11 +62,17 @@ struct SegmentLimits {
   uint64_t bytes = 0;     // of a session
 };
 
+// What sessions share: bytes of segments of one user, and of all.
+struct SharedBudgets {
+  std::shared_ptr<Budget> user;
+  std::shared_ptr<Budget> total;
+};
+
 // One thread. What it hands out by shared_ptr outlives it: memory that an operation still needs
 // stays mapped, and counts against the limits, until the operation lets go of it.
 class SegmentTable {
  public:
-  SegmentTable(SegmentLimits limits, std::shared_ptr<Budget> total_bytes);
+  SegmentTable(SegmentLimits limits, SharedBudgets shared_bytes);
 
   struct NewSegment {
     uint32_t number = 0;
@@ -94,7 +100,7 @@ class SegmentTable {
 
   std::shared_ptr<Budget> count_;
   std::shared_ptr<Budget> bytes_;
-  std::shared_ptr<Budget> total_bytes_;
+  SharedBudgets shared_bytes_;
   std::vector<std::shared_ptr<const Mapping>> segments_;  // by number; null: free
   std::vector<uint32_t> free_numbers_;
 };

@@ -16,8 +16,9 @@ constexpr uint64_t kPage = 4096;
 
 class SegmentsTest : public ::testing::Test {
  protected:
-  SegmentTable Table(SegmentLimits limits) { return SegmentTable(limits, total_); }
+  SegmentTable Table(SegmentLimits limits) { return SegmentTable(limits, {user_, total_}); }
 
+  std::shared_ptr<Budget> user_ = std::make_shared<Budget>(64 * kPage);
   std::shared_ptr<Budget> total_ = std::make_shared<Budget>(16 * kPage);
 };
 
@@ -68,17 +69,32 @@ TEST_F(SegmentsTest, EachLimitRefusesAndNamesItsFlag) {
   EXPECT_TRUE(large.Allocate(10 * kPage, "a").has_value());
 }
 
+TEST_F(SegmentsTest, TheSessionsOfOneUserShareItsLimit) {
+  user_ = std::make_shared<Budget>(3 * kPage);
+  SegmentTable first = Table({100, 100 * kPage});
+  SegmentTable second = Table({100, 100 * kPage});
+  EXPECT_TRUE(first.Allocate(2 * kPage, "a").has_value());
+  const Status over = second.Allocate(2 * kPage, "a").error();
+  EXPECT_EQ(over.code(), Code::kOutOfMemory);
+  EXPECT_THAT(over.message(), HasSubstr("--max-user-bytes"));
+  EXPECT_TRUE(second.Allocate(kPage, "a").has_value());
+  user_ = std::make_shared<Budget>(3 * kPage);
+  EXPECT_TRUE(Table({100, 100 * kPage}).Allocate(3 * kPage, "another user's").has_value());
+}
+
 TEST_F(SegmentsTest, ARefusedAllocationCostsNothing) {
   SegmentTable table = Table({2, 100 * kPage});
   EXPECT_FALSE(table.Allocate(17 * kPage, "a").has_value());
   EXPECT_FALSE(table.Allocate(std::numeric_limits<uint64_t>::max(), "a").has_value());
   EXPECT_EQ(table.bytes(), 0);
+  EXPECT_EQ(user_->used(), 0);
   EXPECT_EQ(total_->used(), 0);
   EXPECT_TRUE(table.Allocate(16 * kPage, "a").has_value());
 }
 
 TEST_F(SegmentsTest, MemoryInUseCountsUntilItsLastHolderLetsGo) {
-  auto table = std::make_unique<SegmentTable>(SegmentLimits{1, 4 * kPage}, total_);
+  auto table =
+      std::make_unique<SegmentTable>(SegmentLimits{1, 4 * kPage}, SharedBudgets{user_, total_});
   const uint32_t number = table->Allocate(4 * kPage, "a")->number;
   std::shared_ptr<const void> holder = *table->Find(number);
   ASSERT_TRUE(table->Free(number));

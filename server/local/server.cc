@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "server/engine/cpu/cores.h"
-#include "server/local/idle.h"
 #include "server/local/log.h"
 #include "server/local/reactor.h"
 
@@ -20,7 +19,9 @@ uint64_t PhysicalMemory() {
 ServerOptions WithDefaults(ServerOptions options) {
   if (options.logger == nullptr) options.logger = MakeSilentLogger();
   if (options.max_total_bytes == 0) options.max_total_bytes = PhysicalMemory();
-  if (options.max_session_bytes == 0) options.max_session_bytes = options.max_total_bytes;
+  if (options.max_user_bytes == 0) options.max_user_bytes = options.max_total_bytes;
+  if (options.max_session_bytes == 0) options.max_session_bytes = options.max_user_bytes;
+  if (options.max_user_sessions == 0) options.max_user_sessions = options.max_sessions;
   if (options.cores == 0) options.cores = AvailableCores();
   return options;
 }
@@ -29,12 +30,6 @@ ServerOptions WithDefaults(ServerOptions options) {
 
 Result<std::unique_ptr<Server>> Server::Create(ServerOptions options,
                                                std::unique_ptr<Engine> engine) {
-  if (options.idle_exit > Duration::zero()) {
-    // Better an error now than a daemon that cannot end.
-    if (Result<UniqueFd> lock = OpenStartLock(options.socket); !lock) {
-      return Unexpected(lock.error());
-    }
-  }
   Result<std::unique_ptr<Reactor>> reactor =
       Reactor::Create(WithDefaults(std::move(options)), std::move(engine));
   if (!reactor) return Unexpected(reactor.error());

@@ -14,8 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/local/idle.h"
+#include "shm/socket_lock.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/raw_client.h"
 
@@ -287,6 +288,20 @@ TEST_F(ServerTest, FreeingAnUnknownSegmentEndsTheSession) {
   EXPECT_THAT(again.message(), HasSubstr("FREE_SEGMENT"));
 }
 
+TEST_F(ServerTest, AUserHasNoMoreSessionsThanItMay) {
+  ServerOptions options;
+  options.max_user_sessions = 1;
+  Start(std::move(options));
+  {
+    const RawClient first = Join(0, 1);
+    const auto second = RawClient::Join(daemon_->socket(), "another", 0, 1);
+    ASSERT_FALSE(second.has_value());
+    EXPECT_EQ(second.error().code(), Code::kOutOfMemory);
+    EXPECT_THAT(second.error().message(), HasSubstr("--max-user-sessions"));
+  }
+  while (!RawClient::Join(daemon_->socket(), "another", 0, 1)) std::this_thread::yield();
+}
+
 // ---- Operations ---------------------------------------------------------------------------------
 
 TEST_F(ServerTest, AnAllReduceSumsOverTheRanks) {
@@ -498,6 +513,47 @@ TEST_F(ServerTest, AGroupNumberStartsAfreshWhenItIsUsedAgain) {
   }
 }
 
+// ---- Everybody gets a turn ----------------------------------------------------------------------
+
+TEST_F(ServerTest, ARingThatIsNeverEmptyKeepsNobodyFromJoining) {
+  Start();
+  RawClient busy = Join(0, 1);
+  const auto group = busy.MakeGroup(MakeCreateGroup("busy", {0}));
+  ASSERT_TRUE(group.has_value());
+  std::atomic<bool> stop{false};
+  uint64_t sequence = 0;
+  std::thread submit([&] {
+    while (!stop) {
+      if (busy.Push(MakeBarrier(*group, sequence))) ++sequence;
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(RawClient::Join(daemon_->socket(), absl::StrCat("job", i), 0, 1).has_value());
+  }
+  stop = true;
+  submit.join();
+  EXPECT_TRUE(busy.Wait(*group, sequence - 1).ok());
+}
+
+TEST_F(ServerTest, ThoseWhoConnectInALoopKeepNobodyFromWorking) {
+  Start();
+  RawJob job = StartJob(2);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i) {
+    callers.emplace_back([&] {
+      while (!stop) static_cast<void>(RawClient::Connect(daemon_->socket()));
+    });
+  }
+  for (uint64_t sequence = 0; sequence < 200; ++sequence) {
+    const Status status = job.AllReduceAndCheck(sequence, 16);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    if (!status.ok()) break;
+  }
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+}
+
 // ---- Calls and the end --------------------------------------------------------------------------
 
 TEST_F(ServerTest, ACallSeesTheJobs) {
@@ -593,7 +649,7 @@ TEST_F(ServerTest, AnIdleServerStaysWhileSomebodyHoldsTheStartLock) {
   options.idle_exit = std::chrono::milliseconds(10);
   const testing::TemporaryDirectory directory;
   options.socket = directory.File("s");
-  auto lock = *TryStartLock(options.socket);
+  auto lock = *SocketLock::TryTake(options.socket, SocketLock::Right::kStarting);
   ASSERT_TRUE(lock.has_value());
   auto server = *Server::Create(std::move(options), std::make_unique<FakeEngine>());
   std::thread run([&] { EXPECT_TRUE(server->Run().ok()); });

@@ -48,7 +48,9 @@ class SubmissionsTest : public ::testing::Test {
 
   std::byte* Data(uint32_t segment) const { return (*table_.Find(segment))->data(); }
 
-  SegmentTable table_{{8, 100 * kPage}, std::make_shared<Budget>(100 * kPage)};
+  SegmentTable table_{
+      {8, 100 * kPage},
+      {std::make_shared<Budget>(100 * kPage), std::make_shared<Budget>(100 * kPage)}};
   std::optional<JobTable::Membership> membership_ = JobTable::Membership{.size = 2, .member = 1};
   uint32_t first_ = 0;
   uint32_t second_ = 0;

@@ -43,8 +43,13 @@ void CloseWithError(UniqueFd socket, const Status& why) {
   CloseReadably(std::move(socket));
 }
 
-TrainerSession::TrainerSession(SessionId id, UniqueFd socket, uid_t uid, SegmentTable segments)
-    : id_(id), uid_(uid), socket_(std::move(socket)), segments_(std::move(segments)) {}
+TrainerSession::TrainerSession(SessionId id, UniqueFd socket, uid_t uid, Charge place,
+                               SegmentTable segments)
+    : id_(id),
+      uid_(uid),
+      place_(std::move(place)),
+      socket_(std::move(socket)),
+      segments_(std::move(segments)) {}
 
 Status TrainerSession::Watch(Poller* poller) {
   GRADSYNC_RETURN_IF_ERROR(poller->Add(socket_.get(), {EventSource::kSocket, id_}));

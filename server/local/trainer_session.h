@@ -30,7 +30,8 @@ void CloseWithError(UniqueFd socket, const Status& why);
 // The reactor's thread only.
 class TrainerSession {
  public:
-  TrainerSession(SessionId id, UniqueFd socket, uid_t uid, SegmentTable segments);
+  // `place` is what the session takes of its user's; given back by the destructor.
+  TrainerSession(SessionId id, UniqueFd socket, uid_t uid, Charge place, SegmentTable segments);
 
   SessionId id() const { return id_; }
   uid_t uid() const { return uid_; }
@@ -72,6 +73,7 @@ class TrainerSession {
 
   const SessionId id_;
   const uid_t uid_;
+  const Charge place_;
   UniqueFd socket_;
   UniqueFd process_;
   UniqueFd doorbell_;

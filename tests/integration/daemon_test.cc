@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -20,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/local/idle.h"
+#include "shm/socket_lock.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/raw_client.h"
 
@@ -163,8 +162,28 @@ TEST_F(DaemonTest, ASecondDaemonOnTheSocketIsRefused) {
   DaemonProcess second(Arguments());
   EXPECT_FALSE(second.WaitUntilReady());
   EXPECT_EQ(second.WaitForEnd(), 1);
-  EXPECT_THAT(second.Output(), HasSubstr("another process already listens at"));
+  EXPECT_THAT(second.Output(), HasSubstr("another gradsyncd serves at"));
   EXPECT_TRUE(RawClient::Join(socket(), "job", 0, 1).has_value());
+}
+
+// Each of them finds a socket file that nobody listens behind: none may take another's new one for
+// it.
+TEST_F(DaemonTest, OfManyThatStartOnAStaleSocketOneServes) {
+  for (int round = 0; round < 5; ++round) {
+    {
+      DaemonProcess killed(Arguments());
+      ASSERT_TRUE(killed.WaitUntilReady());
+      killed.Signal(SIGKILL);
+      killed.WaitForEnd();
+    }
+    ASSERT_TRUE(SocketExists());
+    std::vector<std::unique_ptr<DaemonProcess>> daemons;
+    for (int i = 0; i < 4; ++i) daemons.push_back(std::make_unique<DaemonProcess>(Arguments()));
+    int serving = 0;
+    for (const auto& daemon : daemons) serving += daemon->WaitUntilReady() ? 1 : 0;
+    EXPECT_EQ(serving, 1);
+    EXPECT_TRUE(RawClient::Join(socket(), "job", 0, 1).has_value());
+  }
 }
 
 TEST_F(DaemonTest, AFileThatIsNoSocketIsLeftAlone) {
@@ -223,8 +242,8 @@ TEST_F(DaemonTest, AnIdleDaemonEndsByItself) {
 TEST_F(DaemonTest, UnderTheStartLockADaemonDoesNotEnd) {
   for (int round = 0; round < 20; ++round) {
     DaemonProcess daemon(Arguments({"--idle-exit=1ms"}));
-    const UniqueFd lock = *OpenStartLock(socket());
-    ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+    auto lock = *SocketLock::TryTake(socket(), SocketLock::Right::kStarting);
+    while (!lock) lock = *SocketLock::TryTake(socket(), SocketLock::Right::kStarting);
     const auto client = RawClient::Connect(socket());
     if (!client) {
       // Ended already, or not there yet: either way it is for the starter to start one.
