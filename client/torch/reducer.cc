@@ -136,13 +136,14 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void Begin();
 
   // On autograd's threads.
-  void OnGradient(uint32_t index);
-  void Store(uint32_t index);
+  void OnGradient(uint32_t index, const autograd::variable_list& inputs);
+  void Store(uint32_t index, const autograd::variable_list& inputs);
   void Finalize();
   void Restore(uint32_t index);
 
   // Lending, see below.
-  bool MayLend(uint32_t index, const at::Tensor& gradient) const;
+  bool MayLend(uint32_t index, const at::Tensor& gradient,
+               const autograd::variable_list& inputs = {}) const;
   at::Tensor Lend(uint32_t index);
   bool IsKept(uint32_t index) const;
   void TakeBack();
@@ -150,6 +151,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   const std::vector<at::Tensor> parameters_;
   const std::vector<std::string> names_;
   const bool as_view_;
+  std::vector<gradsync_slot> slots_;            // by parameter
   std::vector<at::Tensor> views_;               // by parameter: its slot
   std::vector<std::vector<uint32_t>> buckets_;  // by bucket: its parameters
   std::vector<Hook> hooks_;
@@ -221,10 +223,11 @@ void Reducer::State::ReadPlan() {
   gradsync_error error{};
   const std::vector<at::Tensor> old_views = std::exchange(views_, {});
   views_.reserve(parameters_.size());
+  slots_.resize(parameters_.size());
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
-    gradsync_slot slot{};
-    Call(gradsync_ddp_slot(ddp_.get(), i, &slot, &error), error);
-    views_.push_back(ViewOf(slot, parameters_[i]));
+    slots_[i] = {};
+    Call(gradsync_ddp_slot(ddp_.get(), i, &slots_[i], &error), error);
+    views_.push_back(ViewOf(slots_[i], parameters_[i]));
     if (old_views.empty()) continue;
     at::Tensor& gradient = parameters_[i].mutable_grad();
     if (as_view_ && gradient.defined() && IsAlias(gradient, old_views[i])) gradient = views_[i];
@@ -244,8 +247,8 @@ void Reducer::State::AddHooks() {
     hook.accumulator = autograd::impl::grad_accumulator(parameters_[i]);
     hook.key = hook.accumulator->add_post_hook(std::make_unique<autograd::utils::LambdaPostHook>(
         [state = shared_from_this(), i](const autograd::variable_list& outputs,
-                                        const autograd::variable_list& /*inputs*/) {
-          state->OnGradient(i);
+                                        const autograd::variable_list& inputs) {
+          state->OnGradient(i, inputs);
           return outputs;
         },
         [](autograd::CompiledNodeArgs& /*args*/) {
@@ -323,11 +326,11 @@ std::vector<uint64_t> Reducer::State::BucketBytes() const {
   return bytes;
 }
 
-void Reducer::State::OnGradient(uint32_t index) {
+void Reducer::State::OnGradient(uint32_t index, const autograd::variable_list& inputs) {
   if (!armed_.load(std::memory_order_acquire)) return;
   if (lending_ && !std::exchange(taken_back_, true)) TakeBack();
   // The second time libgradsync says what is wrong; the slot may be under reduction by then.
-  if (!std::exchange(stored_[index], uint8_t{1})) Store(index);
+  if (!std::exchange(stored_[index], uint8_t{1})) Store(index, inputs);
   int all_ready = 0;
   gradsync_error error{};
   int code = GRADSYNC_OK;
@@ -344,8 +347,8 @@ void Reducer::State::OnGradient(uint32_t index) {
   }
 }
 
-// Puts the gradient into its slot.
-void Reducer::State::Store(uint32_t index) {
+// Puts the gradient, which autograd has accumulated from `inputs`, into its slot.
+void Reducer::State::Store(uint32_t index, const autograd::variable_list& inputs) {
   const at::Tensor& view = views_[index];
   at::Tensor& gradient = parameters_[index].mutable_grad();
   if (gradient.defined() && IsAlias(gradient, view)) return;
@@ -374,7 +377,12 @@ void Reducer::State::Store(uint32_t index) {
   Copy(view, gradient);
   // The old gradient dies after the new one is in place, with no lock of ours held: changing the
   // count of a tensor that Python knows may take the interpreter's lock.
-  if (as_view_) const at::Tensor old = std::exchange(gradient, view);
+  // Its memory serves autograd for the next gradients, while it is still in the caches.
+  if (as_view_) {
+    const at::Tensor old = std::exchange(gradient, view);
+  } else if (MayLend(index, gradient, inputs)) {
+    const at::Tensor old = std::exchange(gradient, Lend(index));
+  }
 }
 
 void Reducer::State::Finalize() {
@@ -401,18 +409,27 @@ void Reducer::State::Restore(uint32_t index) {
   }
 }
 
-// Whether nobody would notice if another tensor took the place of `gradient`.
-bool Reducer::State::MayLend(uint32_t index, const at::Tensor& gradient) const {
-  return lending_ && loans_[index].allowed && gradient.defined() &&
-         gradient.nbytes() >= kMinLoanBytes && gradient.use_count() == 1 &&
-         gradient.storage().use_count() == 1;
+// Whether nobody would notice if another tensor took the place of `gradient`. Autograd itself, in a
+// hook, still has the `inputs` that it was made of.
+bool Reducer::State::MayLend(uint32_t index, const at::Tensor& gradient,
+                             const autograd::variable_list& inputs) const {
+  if (!lending_ || !loans_[index].allowed || !gradient.defined() ||
+      gradient.nbytes() < kMinLoanBytes || gradient.use_count() != 1 || gradient.requires_grad()) {
+    return false;
+  }
+  // Without an allocator the memory is somebody else's: an array's, say.
+  if (gradient.storage().allocator() == nullptr) return false;
+  size_t known = 1;
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || !input.is_alias_of(gradient)) continue;
+    if (input.use_count() != 1) return false;
+    ++known;
+  }
+  return gradient.storage().use_count() == known;
 }
 
 at::Tensor Reducer::State::Lend(uint32_t index) {
-  gradsync_slot slot{};
-  gradsync_error error{};
-  Call(gradsync_ddp_slot(ddp_.get(), index, &slot, &error), error);
-  at::Tensor lent = ViewOf(slot, parameters_[index]);
+  at::Tensor lent = ViewOf(slots_[index], parameters_[index]);
   loans_[index].storage = lent.storage().getWeakStorageImpl();
   return lent;
 }

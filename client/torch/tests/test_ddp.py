@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -362,6 +363,13 @@ def accumulate_into_own_memory(rank: int, size: int, store: str) -> None:
             assert torch.allclose(flat[: 6 * 3000], torch.tensor(number * (1.0 + size)))
             assert layer.weight.grad.data_ptr() == flat.data_ptr()
 
+        # Nobody holds the tensor, but its memory is an array's.
+        array = np.zeros((3000, 6), dtype=np.float32)
+        for number in range(1, 5):
+            layer.weight.grad = torch.from_numpy(array)
+            backward(model, rank)
+            assert np.allclose(array, number * (1.0 + size))
+
         # Seen by the user between two backward passes: the same tensor goes on.
         model.zero_grad(set_to_none=True)
         with model.no_sync():
@@ -393,6 +401,33 @@ def lend_gradients(rank: int, size: int, store: str) -> None:
         backward(model, rank)
         assert layer.weight.grad.data_ptr() == pointers[-1]
         assert torch.allclose(layer.weight.grad, torch.tensor(1.0 + size))
+
+
+def lend_during_backward(rank: int, size: int, store: str) -> None:
+    """The memory that autograd took for a gradient is free again while backward goes on."""
+    with process_group("gradsync", store, rank, size):
+        first, last = nn.Linear(6, 3000), nn.Linear(3000, 6)
+        model = DistributedDataParallel(nn.Sequential(first, last))
+        during: list[int] = []
+        after: list[int] = []
+
+        def look(_: Tensor) -> None:
+            assert last.weight.grad is not None
+            during.append(last.weight.grad.data_ptr())
+
+        first.weight.register_post_accumulate_grad_hook(look)
+        for _ in range(6):
+            model.zero_grad(set_to_none=True)
+            backward(model, rank)
+            assert last.weight.grad is not None
+            after.append(last.weight.grad.data_ptr())
+        assert during[2:] == after[2:]
+
+
+def test_gradients_are_lent_while_backward_goes_on(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(lend_during_backward, meeting(), size=2)
 
 
 def test_gradients_are_lent_where_nobody_notices(ranks: Ranks, meeting: Callable[[], str]) -> None:
