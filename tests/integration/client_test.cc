@@ -82,6 +82,22 @@ class ClientTest : public ::testing::Test {
     for (std::thread& thread : threads) thread.join();
   }
 
+  // Whether a group waits for a rank.
+  bool IsWaiting() {
+    bool waiting = false;
+    const Status called = daemon_.server().Call(
+        [&waiting](const JobTable& table, Time now) {
+          for (const JobSnapshot& job : table.Snapshot(now)) {
+            for (const GroupSnapshot& group : job.groups) {
+              if (group.waiting_operation) waiting = true;
+            }
+          }
+        },
+        SoonEnough());
+    EXPECT_TRUE(called.ok()) << called.ToString();
+    return waiting;
+  }
+
   InProcessDaemon daemon_;
 };
 
@@ -352,6 +368,27 @@ TEST_F(ClientTest, ARankThatNeverComesToACollectiveIsNamedAtTheDeadline) {
     EXPECT_THAT(status.message(), HasSubstr("rank 1"));
     EXPECT_EQ(rank.AllReduce(&value, 1).code(), Code::kDeadlineExceeded);  // for good
     failed.count_down();
+  });
+}
+
+// A group has one order of collectives: the other ranks would wait for one that never begins.
+TEST_F(ClientTest, AThreadThatCannotBeginItsCollectiveInTimeAbortsTheGroup) {
+  std::latch done(2);
+  RunRanks(2, [&](const Rank& rank) {
+    if (rank.group->rank() == 1) return done.arrive_and_wait();  // takes no part
+    Status first;
+    std::thread other([&] {
+      float value = 0;
+      first = rank.AllReduce(&value, 1);
+    });
+    while (!IsWaiting()) std::this_thread::yield();
+    const Status late = rank.group->Barrier(kShort);
+    other.join();
+    done.arrive_and_wait();
+    EXPECT_EQ(late.code(), Code::kDeadlineExceeded) << late.ToString();
+    EXPECT_THAT(late.message(), HasSubstr("another thread's was under way"));
+    EXPECT_EQ(first.code(), Code::kDeadlineExceeded) << first.ToString();
+    EXPECT_THAT(first.message(), HasSubstr("another thread's was under way"));
   });
 }
 
