@@ -161,7 +161,7 @@ Result<Status> CheckAbortGroup(const AbortGroup& request) {
     return Unexpected(Code::kProtocol,
                       absl::StrCat("ABORT_GROUP with code ", request.code, ", which is no error"));
   }
-  return Status(*code, MakePrintable(request.text.Get()));
+  return Status(*code, MakePrintableLines(request.text.Get()));
 }
 
 }  // namespace gradsync

@@ -45,6 +45,22 @@ size_t PrintableBytes(std::string_view text, size_t i) {
   return IsWellFormed(code_point, bytes) ? bytes : 0;
 }
 
+std::string Replace(std::string_view text, bool keep_line_ends) {
+  std::string result;
+  result.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t bytes = PrintableBytes(text, i);
+    if (bytes == 0) {
+      result += keep_line_ends && text[i] == '\n' ? '\n' : '?';
+      ++i;
+    } else {
+      result += text.substr(i, bytes);
+      i += bytes;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 bool IsPrintable(std::string_view text) {
@@ -56,20 +72,8 @@ bool IsPrintable(std::string_view text) {
   return true;
 }
 
-std::string MakePrintable(std::string_view text) {
-  std::string result;
-  result.reserve(text.size());
-  for (size_t i = 0; i < text.size();) {
-    const size_t bytes = PrintableBytes(text, i);
-    if (bytes == 0) {
-      result += '?';
-      ++i;
-    } else {
-      result += text.substr(i, bytes);
-      i += bytes;
-    }
-  }
-  return result;
-}
+std::string MakePrintable(std::string_view text) { return Replace(text, false); }
+
+std::string MakePrintableLines(std::string_view text) { return Replace(text, true); }
 
 }  // namespace gradsync

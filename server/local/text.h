@@ -14,6 +14,9 @@ bool IsPrintable(std::string_view text);
 // character, say).
 std::string MakePrintable(std::string_view text);
 
+// As MakePrintable, but its line ends stay: for errors, which may have several lines.
+std::string MakePrintableLines(std::string_view text);
+
 }  // namespace gradsync
 
 #endif  // GRADSYNC_SERVER_LOCAL_TEXT_H_

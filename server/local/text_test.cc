@@ -34,6 +34,7 @@ TEST(TextTest, BrokenUtf8IsNotPrintable) {
 TEST(TextTest, WhatIsNotPrintableIsReplacedAndTheRestKept) {
   EXPECT_EQ(MakePrintable("gr\xc3\xbc\n\xc3"), "gr\xc3\xbc??");
   EXPECT_EQ(MakePrintable("plain"), "plain");
+  EXPECT_EQ(MakePrintableLines("two\nlines\r\xc3"), "two\nlines??");
 }
 
 }  // namespace
