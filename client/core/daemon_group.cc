@@ -262,8 +262,8 @@ Status DaemonGroup::CheckUsable() const {
 Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   const Deadline deadline = After(session_->Resolve(timeout));
-  const std::unique_lock lock(collective_mutex_, deadline);
-  if (!lock.owns_lock()) {
+  const Turns::Turn turn(&collectives_, deadline);
+  if (!turn.taken()) {
     Status late(Code::kDeadlineExceeded,
                 "rank " + std::to_string(session_->identity().rank) + " of group '" + tag_ +
                     "' could not begin a collective before its timeout: another thread's was under "

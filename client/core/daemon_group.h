@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "client/core/group.h"
 #include "client/core/pieces.h"
 #include "client/core/session.h"
+#include "client/core/turns.h"
 #include "shm/completion.h"
 
 namespace gradsync {
@@ -77,7 +77,7 @@ class DaemonGroup : public Group {
   const CompletionReader completion_;
   std::atomic<uint64_t> next_sequence_{0};
   // One collective at a time: a second one would start after the first in any case.
-  std::timed_mutex collective_mutex_;
+  Turns collectives_;
 };
 
 }  // namespace gradsync

@@ -422,8 +422,11 @@ bool Reducer::State::MayLend(uint32_t index, const at::Tensor& gradient,
   size_t known = 1;
   for (const at::Tensor& input : inputs) {
     if (!input.defined() || !input.is_alias_of(gradient)) continue;
-    if (input.use_count() != 1) return false;
-    ++known;
+    // A view (a transposed product, say) keeps what it is a view of.
+    const bool alone =
+        input.use_count() == 1 && (!input.is_view() || input._base().use_count() == 1);
+    if (!alone) return false;
+    known += input.is_view() ? 2 : 1;
   }
   return gradient.storage().use_count() == known;
 }

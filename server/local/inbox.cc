@@ -6,15 +6,13 @@
 #include <cerrno>
 #include <utility>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-
 namespace gradsync {
 
 Status PostedCall::Wait(Time deadline) {
-  const absl::Duration left = absl::FromChrono(deadline - std::chrono::steady_clock::now());
-  absl::MutexLock lock(&mutex_);
-  if (mutex_.AwaitWithTimeout(absl::Condition(&answered_), left)) return status_;
+  const MutexLock lock(&mutex_);
+  while (!answered_ && changed_.WaitUntil(&mutex_, deadline)) {
+  }
+  if (answered_) return status_;
   withdrawn_ = true;
   return {Code::kDeadlineExceeded, "gradsyncd did not get to answer in time; it is busy"};
 }
@@ -22,16 +20,18 @@ Status PostedCall::Wait(Time deadline) {
 void PostedCall::Run(const JobTable& table, Time now) {
   // Locked throughout: a caller whose time is up waits for the function to end, because it may own
   // what the function writes to.
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   if (withdrawn_) return;
   function_(table, now);
   answered_ = true;
+  changed_.SignalAll();
 }
 
 void PostedCall::Refuse(const Status& why) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   status_ = why;
   answered_ = true;
+  changed_.SignalAll();
 }
 
 Result<std::unique_ptr<Inbox>> Inbox::Create() {
@@ -44,7 +44,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create() {
 
 bool Inbox::Post(Message message) {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     if (closed_) return false;
     messages_.push_back(std::move(message));
     // Sequentially consistent with PrepareToSleep: either the reactor sees the message, or we see
@@ -63,7 +63,7 @@ void Inbox::Ring() {
 
 void Inbox::Take(std::vector<Message>* messages) {
   if (empty()) return;
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   messages_.swap(*messages);
   count_.store(0, std::memory_order_seq_cst);
 }
@@ -74,7 +74,7 @@ bool Inbox::PrepareToSleep() {
 }
 
 void Inbox::Close() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   closed_ = true;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "server/engine/mutex.h"
 #include "server/job/actions.h"
 #include "server/job/job_table.h"
 #include "server/job/operation.h"
@@ -42,7 +42,8 @@ class PostedCall {
   void Refuse(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar changed_;  // answered_ has become true
   Function function_ ABSL_GUARDED_BY(mutex_);
   bool answered_ ABSL_GUARDED_BY(mutex_) = false;
   bool withdrawn_ ABSL_GUARDED_BY(mutex_) = false;
@@ -83,7 +84,7 @@ class Inbox {
   explicit Inbox(UniqueFd event) : event_(std::move(event)) {}
 
   UniqueFd event_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<size_t> count_{0};

@@ -69,13 +69,14 @@ Listener::Listener(SocketLock lock, std::string path, UniqueFd fd, UniqueFd spar
       inode_(inode) {}
 
 Result<UniqueFd> Listener::Accept() {
-  for (;;) {
-    UniqueFd socket = AcceptFrom(fd_.get());
-    if (socket.valid()) return socket;
-    if (errno == EAGAIN) return Unexpected(Code::kDeadlineExceeded, "nobody connects");
-    if (errno != EMFILE && errno != ENFILE) return Unexpected(CannotAccept(errno));
+  UniqueFd socket = AcceptFrom(fd_.get());
+  if (socket.valid()) return socket;
+  if (errno == EMFILE || errno == ENFILE) {
     GRADSYNC_RETURN_IF_ERROR(RefuseOne());
+  } else if (errno != EAGAIN) {
+    return Unexpected(CannotAccept(errno));
   }
+  return Unexpected(Code::kDeadlineExceeded, "nobody connects");
 }
 
 Status Listener::RefuseOne() {

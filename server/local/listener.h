@@ -27,8 +27,8 @@ class Listener {
   bool is_open() const { return fd_.valid(); }
 
   // The next connection. Does not block: kDeadlineExceeded when there is none. When the process has
-  // run out of descriptors the connection is closed, with a word why, rather than left to poll
-  // readable for ever. kOutOfMemory when not even that can be done: it stays readable.
+  // run out of descriptors, that too, and the connection is closed with a word why, rather than
+  // left to poll readable for ever. kOutOfMemory when not even that can be done: it stays readable.
   Result<UniqueFd> Accept();
 
   // Removes the socket file (unless another daemon has put its own there), then refuses whoever has

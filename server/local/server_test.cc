@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "server/engine/mutex.h"
 #include "shm/socket_lock.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/raw_client.h"
@@ -45,26 +45,26 @@ class FakeEngine : public Engine {
   ~FakeEngine() override { Release(); }
 
   bool Run(std::shared_ptr<const Task> task, std::function<void()> done) override {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     if (!hold_) {
       Sum(*task);
       return true;
     }
     held_.emplace_back(std::move(task), std::move(done));
+    changed_.SignalAll();
     return false;
   }
   int threads() const override { return 1; }
 
   void WaitForTask() {
-    const absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](FakeEngine* engine) { return !engine->held_.empty(); }, this));
+    const MutexLock lock(&mutex_);
+    while (held_.empty()) changed_.Wait(&mutex_);
   }
 
   void Release() {
     std::vector<Held> held;
     {
-      const absl::MutexLock lock(&mutex_);
+      const MutexLock lock(&mutex_);
       held.swap(held_);
     }
     for (const auto& [task, done] : held) {
@@ -85,7 +85,8 @@ class FakeEngine : public Engine {
   }
 
   const bool hold_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar changed_;  // held_ has grown
   std::vector<Held> held_;
 };
 

@@ -10,6 +10,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -403,6 +404,16 @@ def lend_gradients(rank: int, size: int, store: str) -> None:
         assert torch.allclose(layer.weight.grad, torch.tensor(1.0 + size))
 
 
+def is_shared(pointer: int) -> bool:
+    """Whether the daemon maps this memory too."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/memfd:" in line:
+            begin, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+            if begin <= pointer < end:
+                return True
+    return False
+
+
 def lend_during_backward(rank: int, size: int, store: str) -> None:
     """The memory that autograd took for a gradient is free again while backward goes on."""
     with process_group("gradsync", store, rank, size):
@@ -422,6 +433,7 @@ def lend_during_backward(rank: int, size: int, store: str) -> None:
             assert last.weight.grad is not None
             after.append(last.weight.grad.data_ptr())
         assert during[2:] == after[2:]
+        assert all(is_shared(pointer) for pointer in during[2:])
 
 
 def test_gradients_are_lent_while_backward_goes_on(

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "server/engine/cpu/journal.h"
-#include "server/engine/cpu/mutex.h"
+#include "server/engine/mutex.h"
 #include "server/engine/cpu/reduction.h"
 #include "server/engine/cpu/thread_pool.h"
 #include "server/engine/engine.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/engine/cpu/mutex.h"
+#include "server/engine/mutex.h"
 
 namespace gradsync {
 

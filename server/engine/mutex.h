@@ -2,9 +2,10 @@
 //
 // Not absl::Mutex: the distribution's build of it is invisible to ThreadSanitizer, which then
 // reports every access that it guards as a race.
-#ifndef GRADSYNC_SERVER_ENGINE_CPU_MUTEX_H_
-#define GRADSYNC_SERVER_ENGINE_CPU_MUTEX_H_
+#ifndef GRADSYNC_SERVER_ENGINE_MUTEX_H_
+#define GRADSYNC_SERVER_ENGINE_MUTEX_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -43,6 +44,14 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
+  // False at `deadline`; also if it comes with a signal.
+  bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    const std::cv_status status = condition_.wait_until(lock, deadline);
+    lock.release();
+    return status == std::cv_status::no_timeout;
+  }
   void SignalOne() { condition_.notify_one(); }
   void SignalAll() { condition_.notify_all(); }
 
@@ -52,4 +61,4 @@ class CondVar {
 
 }  // namespace gradsync
 
-#endif  // GRADSYNC_SERVER_ENGINE_CPU_MUTEX_H_
+#endif  // GRADSYNC_SERVER_ENGINE_MUTEX_H_
