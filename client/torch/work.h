@@ -1,7 +1,8 @@
-// The handle of one collective.
+// The handle of one collective or message.
 #ifndef GRADSYNC_CLIENT_TORCH_WORK_H_
 #define GRADSYNC_CLIENT_TORCH_WORK_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -19,6 +20,10 @@ class CollectiveWork : public c10d::Work {
 
   // With null: it has succeeded.
   void Complete(const std::exception_ptr& exception);
+  // Of a receive, before it completes.
+  void SetSource(int rank) { source_ = rank; }
+
+  int sourceRank() const override { return source_; }
 
   std::vector<at::Tensor> result() override { return outputs_; }
   // The outputs, as a list of tensors. Made on demand: most works are only waited for.
@@ -32,6 +37,7 @@ class CollectiveWork : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const uint64_t sequence_;
   const std::chrono::milliseconds timeout_;
+  std::atomic<int> source_{-1};
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
   bool settled_ = false;                            // under mutex_: the future has its value
 };
