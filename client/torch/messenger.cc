@@ -111,7 +111,9 @@ void Messenger::End(const Pending& pending) {
   } catch (...) {
     failure = std::current_exception();
   }
-  pending.work->Complete(failure);
+  if (!pending.work->Finish(failure)) return;
+  // Callbacks may wait for further messages, which this thread has to receive.
+  std::thread([work = pending.work] { work->Settle(); }).detach();
 }
 
 void Messenger::Finish() {

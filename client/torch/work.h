@@ -18,8 +18,13 @@ class CollectiveWork : public c10d::Work {
   CollectiveWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
                  uint64_t sequence, std::chrono::milliseconds timeout);
 
-  // With null: it has succeeded.
+  // With null: it has succeeded. Runs the future's callbacks.
   void Complete(const std::exception_ptr& exception);
+
+  // The same in two steps, for a thread that others wait for: callbacks may wait for anything.
+  // Returns whether there is a future, on which Settle must be called, once.
+  [[nodiscard]] bool Finish(const std::exception_ptr& exception);
+  void Settle();
   // Of a receive, before it completes.
   void SetSource(int rank) { source_ = rank; }
 
@@ -32,7 +37,7 @@ class CollectiveWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
 
  private:
-  void Settle(c10::ivalue::Future& future);
+  void SetValueOf(c10::ivalue::Future& future);
 
   const std::vector<at::Tensor> outputs_;
   const uint64_t sequence_;

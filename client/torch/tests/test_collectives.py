@@ -682,3 +682,38 @@ def test_every_error_is_a_runtime_error() -> None:
 def test_registering_twice_does_nothing() -> None:
     gradsync.torch.register_backend()
     assert [*itertools.chain(dist.Backend.backend_list)].count("gradsync") == 1
+
+
+def wait_in_a_callback(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        later = torch.ones(1)
+        follow_up: list[Any] = []
+
+        def nested(future: torch.futures.Future[Any]) -> Tensor:
+            # For an operation that is asked for here, and for one that was queued before.
+            inner = future.value()[0].clone()
+            dist.all_reduce(inner, async_op=True).get_future().wait()
+            follow_up[0].get_future().wait()
+            return inner + later
+
+        first = torch.ones(1)
+        work: Any = dist.all_reduce(first, async_op=True)
+        follow_up.append(dist.all_reduce(later, async_op=True))
+        assert work.get_future().then(nested).wait().item() == size * size + size
+
+        message: Any = dist.irecv(first, 1 - rank)
+
+        def receive_more(_: torch.futures.Future[Any]) -> float:
+            dist.recv(first, 1 - rank)
+            return first.item()
+
+        answer = message.get_future().then(receive_more)
+        for value in (3.0, 4.0):
+            dist.send(torch.tensor([value]), 1 - rank)
+        assert answer.wait() == 4
+
+
+def test_callbacks_may_wait_for_further_operations(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(wait_in_a_callback, meeting(), size=2)
