@@ -1,6 +1,7 @@
 """Runs the checks and test suites: a line for each, what failed in full, and the total at the end.
 
-    suites.py [SUITE...]    some of: lint tidy release python demo bench asan tsan
+    suites.py [SUITE...]    some of: lint tidy release python conformance demo bench asan
+                           tsan
 
 Without arguments it runs all.
 
@@ -138,6 +139,31 @@ def pytest(name: str, *paths: Path) -> Outcome:
     return settle(read_junit(junit) if junit.exists() else Outcome(), name, status, output)
 
 
+def conformance(section: str, world_size: int, *options: str) -> Outcome:
+    """PyTorch's own tests that pass over gloo, over our backend or with our wrapper as well."""
+    name = f"conformance-{section}-{world_size}"
+    junit = LOGS / f"{name}.xml"
+    junit.unlink(missing_ok=True)
+    folder = ROOT / "tests/conformance"
+    suite = section.partition("-")[0]
+    command: list[str | Path] = [VENV / "python", folder / "run_conformance.py", suite]
+    command += ["--baseline", folder / f"baselines/{suite}_ws{world_size}.json"]
+    command += ["--expected", folder / "expected_failures.toml", "--section", section]
+    command += ["--world-size", str(world_size), "--timeout", "300", "--junit", junit, *options]
+    status, output = run(name, command)
+    return settle(read_junit(junit) if junit.exists() else Outcome(), name, status, output)
+
+
+CONFORMANCE = {  # sections of expected_failures.toml
+    "collectives": ("--backend", "gradsync", "--import", "gradsync.torch"),
+    "ddp-torch": ("--backend", "gradsync", "--import", "gradsync.torch"),
+    "ddp-gradsync": (
+        *("--backend", "gradsync", "--import", "gradsync.torch"),
+        *("--ddp", "gradsync.torch:DistributedDataParallel"),
+    ),
+}
+
+
 def sanitized(preset: str, **environment: str) -> Outcome:
     """Builds a preset and runs its tests, with the address space where the sanitizer expects it."""
     fixed = ["setarch", "--addr-no-randomize"]
@@ -183,8 +209,15 @@ GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
     },
     "release": lambda: {"ctest, release": partial(ctest, "release", BUILD)},
     "python": lambda: {
-        "pytest, scripts": partial(pytest, "pytest-scripts", ROOT / "scripts"),
+        "pytest, scripts": partial(
+            pytest, "pytest-scripts", ROOT / "scripts", ROOT / "tests/conformance"
+        ),
         "pytest, gradsync.torch": partial(pytest, "pytest-torch", ROOT / "client/torch/tests"),
+    },
+    "conformance": lambda: {
+        f"torch's tests, {section}, {size} ranks": partial(conformance, section, size, *options)
+        for section, options in CONFORMANCE.items()
+        for size in (2, 4)
     },
     "demo": lambda: {"demo": partial(check, "demo", [ROOT / "scripts/demo", "--quick"])},
     "bench": lambda: {"bench": partial(check, "bench", [ROOT / "scripts/bench", "--quick"])},

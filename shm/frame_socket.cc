@@ -152,7 +152,7 @@ Status SendFrame(int socket, std::span<const std::byte> bytes, std::span<const i
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return ErrnoStatus(Code::kDaemonLost, errno, "the peer hung up");
     if (!PollFor(socket, POLLOUT, deadline)) {
-      return {Code::kDaemonLost, "the peer does not read its socket"};
+      return {Code::kDeadlineExceeded, "the peer does not read its socket"};
     }
   }
 }

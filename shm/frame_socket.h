@@ -40,8 +40,9 @@ Result<UniqueFd> ListenAt(const std::string& path, mode_t mode, int type = SOCK_
 // as may are waiting to be accepted, as by a daemon that is stopped or very busy.
 Result<UniqueFd> ConnectTo(const std::string& path, int type = SOCK_SEQPACKET);
 
-// Sends one frame whole. `fds` are borrowed. kDaemonLost when the peer has hung up or does not read
-// until the deadline.
+// Sends one frame whole. `fds` are borrowed. kDaemonLost when the peer has hung up,
+// kDeadlineExceeded when it does not read until the deadline. A deadline in the past makes it a
+// try.
 Status SendFrame(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                  Deadline deadline);
 

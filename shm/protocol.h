@@ -17,6 +17,9 @@
 //   DestroyGroup                  -> Done
 //   AbortGroup                    -> Done
 //   DescribeBucket                -> Done
+//   SendMessage (+ its memory)    -> Done             when the daemon has taken it
+//   ReceiveMessage                -> MessageReceived  + its memory; when there is one
+//   CancelMessage                 -> Done             after the ErrorReply to what it cancels
 //   Goodbye                       -> Done             then both close
 #ifndef GRADSYNC_SHM_PROTOCOL_H_
 #define GRADSYNC_SHM_PROTOCOL_H_
@@ -36,7 +39,7 @@
 namespace gradsync {
 
 // Raised whenever a message, the control segment or their meaning changes.
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 inline constexpr uint32_t kFrameMagic = 0x63736467;  // "gdsc"
 
 // Where the daemon and a client that was told nothing meet.
@@ -59,6 +62,10 @@ enum class FrameType : uint16_t {
   kDone = 11,
   kError = 12,
   kAbortGroup = 13,
+  kSendMessage = 14,
+  kReceiveMessage = 15,
+  kMessageReceived = 16,
+  kCancelMessage = 17,
 };
 
 struct FrameHeader {
@@ -173,6 +180,55 @@ struct DescribeBucket {
   uint8_t dtype;   // DType
   uint8_t reserved[7];
   Text<256> parameters;  // "encoder.5.weight ... encoder.3.bias"
+};
+
+// In the place of a sender: whoever it is.
+inline constexpr uint32_t kAnyMember = 0xffffffff;
+
+// A longer message travels as a sealed memfd of exactly its size, which goes from one trainer to
+// the other: the daemon maps nothing.
+inline constexpr uint32_t kInlineMessageBytes = 1024;
+
+// From one member of a group to another, outside the group's order of operations. Messages of one
+// sender to one receiver under one tag are received in the order in which they were sent.
+struct SendMessage {
+  static constexpr FrameType kType = FrameType::kSendMessage;
+  FrameHeader header;
+  uint64_t tag;
+  uint64_t bytes;
+  uint32_t group;
+  uint32_t to;          // index in the group
+  uint32_t timeout_ms;  // for the daemon to take it
+  uint32_t reserved;
+  std::array<std::byte, kInlineMessageBytes> data;
+};
+
+struct ReceiveMessage {
+  static constexpr FrameType kType = FrameType::kReceiveMessage;
+  FrameHeader header;
+  uint64_t tag;
+  uint32_t group;
+  uint32_t from;  // index in the group, or kAnyMember
+  uint32_t timeout_ms;
+  uint32_t reserved;
+};
+
+struct MessageReceived {
+  static constexpr FrameType kType = FrameType::kMessageReceived;
+  FrameHeader header;
+  uint64_t bytes;
+  uint32_t from;  // index in the group
+  uint32_t reserved;
+  std::array<std::byte, kInlineMessageBytes> data;
+};
+
+// Ends a SendMessage or ReceiveMessage of this session that has no reply yet, with an ErrorReply.
+// Does nothing to one that has.
+struct CancelMessage {
+  static constexpr FrameType kType = FrameType::kCancelMessage;
+  FrameHeader header;
+  uint32_t group;
+  uint32_t request;  // its request_id
 };
 
 struct Goodbye {

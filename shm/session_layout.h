@@ -33,17 +33,19 @@ struct Region {
 // so), and are started and completed strictly in order.
 struct Submission {
   uint64_t sequence;
-  uint64_t count;       // elements per rank; 0 for a barrier
+  uint64_t count;       // elements of a block; 0 for a barrier
   uint32_t group;       // the session's number for the group (GroupCreated::group)
   uint32_t timeout_ms;  // from the first rank's submission to the last's
-  uint32_t root;        // index in the group; broadcast only, else 0
+  uint32_t root;        // index in the group; of a kind that has one, else 0
   uint32_t bucket;      // index in the registered plan; kBucketReduce only, else 0
   uint8_t kind;         // OpKind
   uint8_t dtype;        // DType
   uint8_t reduce_op;    // ReduceOp
   uint8_t reserved[5];
-  Region input;   // `count` elements (broadcast: read on the root only)
-  Region output;  // `count` elements, all-gather: group size x count. May equal `input`.
+  // One block, or one for each rank, on those who have a side (OpTraits). The output may equal the
+  // input, but for kAllToAll.
+  Region input;
+  Region output;
   uint8_t padding[56];
 };
 static_assert(sizeof(Submission) == 128 && alignof(Submission) == 8);

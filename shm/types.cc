@@ -27,10 +27,24 @@ constexpr std::array<DTypeFacts, kDTypeCount> kDTypes = {{
     {"complex128", 16, false, true},
 }};
 
-constexpr std::array<const char*, kOpKindCount> kOpKinds = {"all_reduce", "broadcast", "all_gather",
-                                                            "barrier", "bucket_reduce"};
-constexpr std::array<const char*, kReduceOpCount> kReduceOps = {"sum", "avg", "min", "max",
-                                                                "product"};
+constexpr std::array<const char*, kOpKindCount> kOpKinds = {
+    "all_reduce", "broadcast", "all_gather", "barrier",        "bucket_reduce",
+    "reduce",     "gather",    "scatter",    "reduce_scatter", "all_to_all"};
+constexpr std::array<const char*, kReduceOpCount> kReduceOps = {
+    "sum", "avg", "min", "max", "product", "bit_and", "bit_or", "bit_xor"};
+
+constexpr std::array<OpTraits, kOpKindCount> kTraits = {{
+    {true, false, Who::kEverybody, Who::kEverybody, false, false},  // all_reduce
+    {false, true, Who::kRoot, Who::kEverybody, false, false},       // broadcast
+    {false, false, Who::kEverybody, Who::kEverybody, false, true},  // all_gather
+    {false, false, Who::kNobody, Who::kNobody, false, false},       // barrier
+    {true, false, Who::kEverybody, Who::kEverybody, false, false},  // bucket_reduce
+    {true, true, Who::kEverybody, Who::kRoot, false, false},        // reduce
+    {false, true, Who::kEverybody, Who::kRoot, false, true},        // gather
+    {false, true, Who::kRoot, Who::kEverybody, true, false},        // scatter
+    {true, false, Who::kEverybody, Who::kEverybody, true, false},   // reduce_scatter
+    {false, false, Who::kEverybody, Who::kEverybody, true, true},   // all_to_all
+}};
 
 template <typename Table, typename Enum>
 const char* NameIn(const Table& table, Enum value) {
@@ -51,6 +65,8 @@ const char* OpKindName(OpKind kind) { return NameIn(kOpKinds, kind); }
 
 const char* ReduceOpName(ReduceOp op) { return NameIn(kReduceOps, op); }
 
+const OpTraits& TraitsOf(OpKind kind) { return kTraits[static_cast<size_t>(kind)]; }
+
 bool IsSupported(DType dtype, ReduceOp op) {
   const DTypeFacts& facts = kDTypes[static_cast<size_t>(dtype)];
   switch (op) {
@@ -62,6 +78,10 @@ bool IsSupported(DType dtype, ReduceOp op) {
     case ReduceOp::kSum:
     case ReduceOp::kProduct:
       return true;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return !facts.is_floating && !facts.is_complex;
   }
   return false;
 }

@@ -13,9 +13,27 @@ enum class OpKind : uint8_t {
   kBroadcast = 1,
   kAllGather = 2,
   kBarrier = 3,
-  kBucketReduce = 4,  // an all-reduce of one bucket of a registered plan
+  kBucketReduce = 4,   // an all-reduce of one bucket of a registered plan
+  kReduce = 5,         // an all-reduce whose result only the root gets
+  kGather = 6,         // an all-gather whose result only the root gets
+  kScatter = 7,        // rank r gets block r of the root's input
+  kReduceScatter = 8,  // rank r gets block r of what an all-reduce of the inputs would give
+  kAllToAll = 9,       // block r of a rank's output is that rank's block of rank r's input
 };
-inline constexpr uint8_t kOpKindCount = 5;
+inline constexpr uint8_t kOpKindCount = 10;
+
+// Who has an input, or an output, of an operation.
+enum class Who : uint8_t { kNobody, kRoot, kEverybody };
+
+// How an operation uses memory, in blocks of as many elements as its count says.
+struct OpTraits {
+  bool reduces;   // its ReduceOp means something
+  bool has_root;  // its root means something
+  Who gives;
+  Who takes;
+  bool input_per_rank;  // an input is one block for each rank, not one block
+  bool output_per_rank;
+};
 
 enum class DType : uint8_t {
   kFloat32 = 0,
@@ -39,8 +57,11 @@ enum class ReduceOp : uint8_t {
   kMin = 2,  // not for complex types
   kMax = 3,  // not for complex types
   kProduct = 4,
+  kBitAnd = 5,  // the bitwise ones for integer types and bool only
+  kBitOr = 6,
+  kBitXor = 7,
 };
-inline constexpr uint8_t kReduceOpCount = 5;
+inline constexpr uint8_t kReduceOpCount = 8;
 
 // Bytes of one element. The value must be a valid DType.
 size_t DTypeSize(DType dtype);
@@ -49,6 +70,9 @@ size_t DTypeSize(DType dtype);
 const char* DTypeName(DType dtype);
 const char* OpKindName(OpKind kind);
 const char* ReduceOpName(ReduceOp op);
+
+// The value must be a valid OpKind.
+const OpTraits& TraitsOf(OpKind kind);
 
 // Whether values of `dtype` can be combined by `op`.
 bool IsSupported(DType dtype, ReduceOp op);

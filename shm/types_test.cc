@@ -34,7 +34,27 @@ TEST(TypesTest, OnlyMeaningfulCombinationsAreSupported) {
   EXPECT_FALSE(IsSupported(DType::kBool, ReduceOp::kAvg));
   EXPECT_TRUE(IsSupported(DType::kBool, ReduceOp::kSum));
   EXPECT_FALSE(IsSupported(DType::kComplex128, ReduceOp::kMax));
+  EXPECT_TRUE(IsSupported(DType::kUInt8, ReduceOp::kBitXor));
+  EXPECT_TRUE(IsSupported(DType::kBool, ReduceOp::kBitAnd));
+  EXPECT_FALSE(IsSupported(DType::kFloat32, ReduceOp::kBitOr));
+  EXPECT_FALSE(IsSupported(DType::kComplex64, ReduceOp::kBitOr));
   EXPECT_FALSE(IsSupported(DType::kFloat32, static_cast<ReduceOp>(kReduceOpCount)));
+}
+
+TEST(TypesTest, EveryOperationHasANameOfItsOwnAndARootIfOnlyTheRootHasASide) {
+  std::string seen;
+  for (uint8_t i = 0; i < kOpKindCount; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    const std::string name = std::string("<") + OpKindName(kind) + ">";
+    EXPECT_EQ(seen.find(name), std::string::npos) << name;
+    seen += name;
+    const OpTraits& traits = TraitsOf(kind);
+    EXPECT_EQ(traits.has_root, traits.gives == Who::kRoot || traits.takes == Who::kRoot) << name;
+  }
+  EXPECT_STREQ(OpKindName(OpKind::kAllToAll), "all_to_all");
+  EXPECT_TRUE(TraitsOf(OpKind::kReduceScatter).reduces);
+  EXPECT_TRUE(TraitsOf(OpKind::kReduceScatter).input_per_rank);
+  EXPECT_TRUE(TraitsOf(OpKind::kGather).output_per_rank);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // The C ABI of sessions, buffers, groups and collectives. gradsync/gradsync.h is its manual.
 #include <unistd.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/core/c_api_support.h"
@@ -191,5 +193,149 @@ int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms, gradsync_error*
   return Guarded(error, [&]() -> Status {
     if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
     return group->group->Barrier(gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_reduce(gradsync_group* group, void* data, uint64_t count, gradsync_dtype dtype,
+                    gradsync_reduce_op op, uint32_t root, uint32_t timeout_ms,
+                    gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (data == nullptr && count != 0) return gradsync::MustNotBeNull(function, "data");
+    return group->group->Reduce(data, count, gradsync::ToEnum<gradsync::DType>(dtype),
+                                gradsync::ToEnum<gradsync::ReduceOp>(op), root,
+                                gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_gather(gradsync_group* group, const void* input, void* output, uint64_t count,
+                    gradsync_dtype dtype, uint32_t root, uint32_t timeout_ms,
+                    gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (input == nullptr && count != 0) return gradsync::MustNotBeNull(function, "input");
+    if (output == nullptr && count != 0 && root == group->group->rank()) {
+      return gradsync::MustNotBeNull(function, "output");
+    }
+    return group->group->Gather(input, output, count, gradsync::ToEnum<gradsync::DType>(dtype),
+                                root, gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_scatter(gradsync_group* group, const void* input, void* output, uint64_t count,
+                     gradsync_dtype dtype, uint32_t root, uint32_t timeout_ms,
+                     gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (output == nullptr && count != 0) return gradsync::MustNotBeNull(function, "output");
+    if (input == nullptr && count != 0 && root == group->group->rank()) {
+      return gradsync::MustNotBeNull(function, "input");
+    }
+    return group->group->Scatter(input, output, count, gradsync::ToEnum<gradsync::DType>(dtype),
+                                 root, gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_reduce_scatter(gradsync_group* group, const void* input, void* output, uint64_t count,
+                            gradsync_dtype dtype, gradsync_reduce_op op, uint32_t timeout_ms,
+                            gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (input == nullptr && count != 0) return gradsync::MustNotBeNull(function, "input");
+    if (output == nullptr && count != 0) return gradsync::MustNotBeNull(function, "output");
+    return group->group->ReduceScatter(
+        input, output, count, gradsync::ToEnum<gradsync::DType>(dtype),
+        gradsync::ToEnum<gradsync::ReduceOp>(op), gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_all_to_all(gradsync_group* group, const void* input, void* output, uint64_t count,
+                        gradsync_dtype dtype, uint32_t timeout_ms, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (input == nullptr && count != 0) return gradsync::MustNotBeNull(function, "input");
+    if (output == nullptr && count != 0) return gradsync::MustNotBeNull(function, "output");
+    return group->group->AllToAll(input, output, count, gradsync::ToEnum<gradsync::DType>(dtype),
+                                  gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_send_begin(gradsync_group* group, const void* data, uint64_t bytes, uint32_t to,
+                        uint64_t tag, uint32_t timeout_ms, gradsync_request** request,
+                        gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (request == nullptr) return gradsync::MustNotBeNull(function, "request");
+    *request = nullptr;
+    if (data == nullptr && bytes != 0) return gradsync::MustNotBeNull(function, "data");
+    auto begun = group->group->BeginSend(static_cast<const std::byte*>(data), bytes, to, tag,
+                                         gradsync::Timeout(timeout_ms));
+    if (!begun) return begun.error();
+    *request = new gradsync_request{*std::move(begun)};
+    return OkStatus();
+  });
+}
+
+int gradsync_receive_begin(gradsync_group* group, uint32_t from, uint64_t tag, uint32_t timeout_ms,
+                           gradsync_request** request, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (request == nullptr) return gradsync::MustNotBeNull(function, "request");
+    *request = nullptr;
+    const std::optional<uint32_t> sender =
+        from == GRADSYNC_ANY_RANK ? std::nullopt : std::optional(from);
+    auto begun = group->group->BeginReceive(sender, tag, gradsync::Timeout(timeout_ms));
+    if (!begun) return begun.error();
+    *request = new gradsync_request{*std::move(begun)};
+    return OkStatus();
+  });
+}
+
+int gradsync_request_wait_any(gradsync_request* const* requests, uint32_t count, uint32_t* index,
+                              gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (requests == nullptr || count == 0) return gradsync::MustNotBeNull(function, "requests");
+    if (index == nullptr) return gradsync::MustNotBeNull(function, "index");
+    std::vector<const gradsync::MessageRequest*> all;
+    for (uint32_t i = 0; i < count; ++i) all.push_back(&requests[i]->request);
+    const auto found = gradsync::MessageRequest::WaitAny(all);
+    if (!found) return found.error();
+    *index = static_cast<uint32_t>(*found);
+    return OkStatus();
+  });
+}
+
+int gradsync_request_end(gradsync_request* request, void* data, uint64_t bytes, uint32_t* from,
+                         gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (request == nullptr) return gradsync::MustNotBeNull(function, "request");
+    const auto sender = request->request.End(static_cast<std::byte*>(data), bytes);
+    if (!sender) return sender.error();
+    if (from != nullptr) *from = *sender;
+    return OkStatus();
+  });
+}
+
+void gradsync_request_cancel(gradsync_request* request) {
+  Guarded(nullptr, [&] {
+    request->request.Cancel();
+    return OkStatus();
+  });
+}
+
+void gradsync_request_free(gradsync_request* request) {
+  if (request == nullptr) return;
+  Guarded(nullptr, [&] {
+    delete request;
+    return OkStatus();
   });
 }

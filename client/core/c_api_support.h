@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "client/core/daemon_group.h"
+#include "client/core/message_request.h"
 #include "client/core/session.h"
 #include "client/include/gradsync/gradsync.h"
 #include "shm/status.h"
@@ -30,6 +31,10 @@ struct gradsync_buffer {
 
 struct gradsync_group {
   std::shared_ptr<gradsync::DaemonGroup> group;
+};
+
+struct gradsync_request {
+  gradsync::MessageRequest request;
 };
 
 namespace gradsync {

@@ -104,38 +104,89 @@ uint32_t Connection::NextRequestId() {
   return last_request_id_;
 }
 
-Result<Frame> Connection::Exchange(uint32_t request_id, std::span<const std::byte> bytes,
-                                   Deadline deadline) {
+// A daemon that refuses us may have said so and hung up already; then the reason waits to be read.
+Status Connection::SendRequest(std::span<const std::byte> bytes, std::span<const int> fds,
+                               Deadline deadline) {
   {
     const std::lock_guard lock(mutex_);
-    if (!lost_.ok()) return Unexpected(lost_);
+    if (!lost_.ok()) return lost_;
   }
-  // A daemon that refuses us may have said so and hung up already; then the reason waits to be
-  // read.
-  const Status sent = SendFrame(guard_.socket(), bytes, {}, deadline);
+  const Status sent = SendFrame(guard_.socket(), bytes, fds, deadline);
+  if (sent.ok()) return sent;
+  std::unique_lock lock(mutex_);
+  while (lost_.ok()) {
+    if (reading_) {
+      // The thread that reads will come to the hang-up.
+      if (!replied_.wait_for(lock, kDaemonGrace, [this] { return !lost_.ok() || !reading_; })) {
+        Lose(sent);
+      }
+    } else {
+      Result<Frame> frame = ReceiveFrame(guard_.socket(), Deadline());
+      const bool nothing = !frame && frame.error().code() == Code::kDeadlineExceeded;
+      Dispatch(nothing ? Unexpected(sent) : std::move(frame));
+    }
+  }
+  replied_.notify_all();
+  return lost_;
+}
+
+Result<Frame> Connection::Exchange(uint32_t request_id, std::span<const std::byte> bytes,
+                                   Deadline deadline) {
+  GRADSYNC_RETURN_IF_ERROR(SendRequest(bytes, {}, deadline));
+  return Await(request_id, deadline);
+}
+
+Result<Frame> Connection::Await(uint32_t id, Deadline deadline) {
+  if (in_child()) return Unexpected(ForkedStatus());
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (auto reply = TakeReply(request_id)) return *std::move(reply);
-    if (!lost_.ok()) return Unexpected(lost_);
-    if (std::chrono::steady_clock::now() >= deadline) {
-      lock.unlock();
-      return Unexpected(GiveUpSilentDaemon());
-    }
-    if (reading_) {
-      replied_.wait_until(lock, deadline);
-      continue;
-    }
-    reading_ = true;
-    lock.unlock();
-    Result<Frame> frame = ReceiveFrame(guard_.socket(), sent.ok() ? deadline : Deadline());
-    if (!frame && frame.error().code() == Code::kDeadlineExceeded && !sent.ok()) {
-      frame = Unexpected(sent);
-    }
-    lock.lock();
-    reading_ = false;
-    Dispatch(std::move(frame));
-    replied_.notify_all();
+    if (auto reply = TakeReply(id)) return *std::move(reply);
+    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline));
   }
+}
+
+Result<size_t> Connection::AwaitAny(std::span<const uint32_t> ids, Deadline deadline) {
+  if (in_child()) return Unexpected(ForkedStatus());
+  std::unique_lock lock(mutex_);
+  for (bool waited = false;; waited = true) {
+    const auto found =
+        std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return HasReply(id); });
+    if (found != ids.end() || waited) return static_cast<size_t>(found - ids.begin());
+    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline));
+  }
+}
+
+void Connection::Forget(uint32_t id) {
+  if (in_child()) return;
+  const std::lock_guard lock(mutex_);
+  if (!TakeReply(id)) forgotten_.push_back(id);
+}
+
+Status Connection::NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline) {
+  if (!lost_.ok()) return lost_;
+  if (std::chrono::steady_clock::now() >= deadline) {
+    lock->unlock();
+    Status silent = GiveUpSilentDaemon();
+    lock->lock();
+    return silent;
+  }
+  if (reading_) {
+    replied_.wait_until(*lock, deadline);
+    return OkStatus();
+  }
+  reading_ = true;
+  lock->unlock();
+  Result<Frame> frame = ReceiveFrame(guard_.socket(), deadline);
+  lock->lock();
+  reading_ = false;
+  Dispatch(std::move(frame));
+  replied_.notify_all();
+  return OkStatus();
+}
+
+bool Connection::HasReply(uint32_t request_id) const {
+  return std::any_of(replies_.begin(), replies_.end(),
+                     [&](const Frame& frame) { return RequestIdOf(frame) == request_id; });
 }
 
 std::optional<Frame> Connection::TakeReply(uint32_t request_id) {
@@ -156,8 +207,8 @@ void Connection::Dispatch(Result<Frame> frame) {
     Lose(frame.error().code() == Code::kDaemonLost ? HungUpStatus() : frame.error());
     return;
   }
-  if (RequestIdOf(*frame) != 0) {
-    replies_.push_back(*std::move(frame));
+  if (const uint32_t id = RequestIdOf(*frame); id != 0) {
+    if (std::erase(forgotten_, id) == 0) replies_.push_back(*std::move(frame));
     return;
   }
   // The last thing that a daemon says before it closes a session.

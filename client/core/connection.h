@@ -46,6 +46,16 @@ class Connection {
   template <typename Reply, typename Request>
   Result<Reply> Call(Request request, Deadline deadline, std::vector<UniqueFd>* fds = nullptr);
 
+  // The same in two steps, for requests whose replies depend on other ranks: Post sends (`fds` are
+  // borrowed) and returns the request's id, Await waits for its reply. AwaitAny waits until one of
+  // `ids` has its reply, and returns its index; or until any other frame has come, and returns the
+  // number of `ids`. A reply that nobody will await must be forgotten.
+  template <typename Request>
+  Result<uint32_t> Post(Request request, std::span<const int> fds, Deadline deadline);
+  Result<Frame> Await(uint32_t id, Deadline deadline);
+  Result<size_t> AwaitAny(std::span<const uint32_t> ids, Deadline deadline);
+  void Forget(uint32_t id);
+
   // Puts one operation into the ring and wakes the daemon if it sleeps.
   Status Submit(const Submission& submission, Deadline deadline);
 
@@ -81,6 +91,11 @@ class Connection {
   uint32_t NextRequestId();
   Result<Frame> Exchange(uint32_t request_id, std::span<const std::byte> bytes, Deadline deadline);
   std::optional<Frame> TakeReply(uint32_t request_id);
+  bool HasReply(uint32_t request_id) const;
+  Status SendRequest(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
+  // With `lock` on mutex_: reads a frame, or waits until another thread has. An error when the
+  // connection is lost or the deadline is over.
+  Status NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline);
   void Dispatch(Result<Frame> frame);
   void Lose(const Status& why);
   Status HungUpStatus() const;
@@ -103,12 +118,21 @@ class Connection {
   bool closing_ = false;
   uint32_t last_request_id_ = 0;
   std::vector<Frame> replies_;
+  std::vector<uint32_t> forgotten_;
   Status lost_;
   std::atomic<bool> is_lost_{false};
 };
 
 // The reply as a `Reply`, or the Status that it carries or deserves.
 Status CheckReply(const Frame& frame, const std::string& path, FrameType expected);
+
+template <typename Request>
+Result<uint32_t> Connection::Post(Request request, std::span<const int> fds, Deadline deadline) {
+  if (in_child()) return Unexpected(ForkedStatus());
+  request.header.request_id = NextRequestId();
+  GRADSYNC_RETURN_IF_ERROR(SendRequest(AsBytes(request), fds, deadline));
+  return request.header.request_id;
+}
 
 template <typename Reply, typename Request>
 Result<Reply> Connection::Call(Request request, Deadline deadline, std::vector<UniqueFd>* fds) {

@@ -75,8 +75,11 @@ class DaemonGroup::Run {
       : group_(group),
         what_(what),
         deadline_(deadline),
+        traits_(TraitsOf(what.kind)),
+        input_blocks_(traits_.input_per_rank ? group->size() : 1),
+        output_blocks_(traits_.output_per_rank ? group->size() : 1),
         plan_(PlanPieces(what.count, DTypeSize(what.dtype),
-                         what.kind == OpKind::kAllGather ? 1 + group->size() : 1)) {}
+                         in_place() ? 1 : input_blocks_ + output_blocks_, input_blocks_)) {}
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
   ~Run() {
@@ -88,16 +91,16 @@ class DaemonGroup::Run {
   Status Execute();
 
  private:
-  bool in_place() const { return what_.kind != OpKind::kAllGather; }
-  std::optional<Region> FindInPlace(const std::byte* data, uint64_t bytes) const;
+  // Whether the result may take the input's place.
+  bool in_place() const { return !traits_.input_per_rank && !traits_.output_per_rank; }
+  uint64_t block_bytes() const { return what_.count * plan_.element_size; }
+  std::optional<Region> FindInPlace(const std::byte* data, uint64_t blocks) const;
   std::byte* StagedInput(uint64_t piece) const { return staging_->data() + SlotOffset(piece); }
   std::byte* StagedOutput(uint64_t piece) const {
     return StagedInput(piece) + (in_place() ? 0 : plan_.input_stride());
   }
   uint64_t SlotOffset(uint64_t piece) const { return piece % window_ * kPieceBytes; }
-  Region StagedRegion(uint64_t offset) const {
-    return {staging_region_.segment, 0, staging_region_.offset + offset};
-  }
+  Region StagedRegion(uint64_t offset) const;
   Region InputRegion(uint64_t piece) const;
   Region OutputRegion(uint64_t piece) const;
   void CopyIn(uint64_t piece) const;
@@ -107,6 +110,9 @@ class DaemonGroup::Run {
   DaemonGroup* const group_;
   const Collective& what_;
   const Deadline deadline_;
+  const OpTraits& traits_;
+  const uint64_t input_blocks_;
+  const uint64_t output_blocks_;
   const PiecePlan plan_;
   std::optional<Region> input_;  // in place
   std::optional<Region> output_;
@@ -116,25 +122,27 @@ class DaemonGroup::Run {
   uint64_t first_sequence_ = 0;
 };
 
-std::optional<Region> DaemonGroup::Run::FindInPlace(const std::byte* data, uint64_t bytes) const {
-  const auto region = group_->session_->Find(data, bytes);
+std::optional<Region> DaemonGroup::Run::FindInPlace(const std::byte* data, uint64_t blocks) const {
+  // Several blocks that are cut into pieces do not lie together piece by piece.
+  if (data == nullptr || (blocks > 1 && plan_.pieces > 1)) return std::nullopt;
+  const auto region = group_->session_->Find(data, blocks * block_bytes());
   // The daemon takes aligned memory only; the segments themselves are.
   if (region && region->offset % plan_.element_size != 0) return std::nullopt;
   return region;
 }
 
 Status DaemonGroup::Run::Prepare() {
-  const uint64_t bytes = what_.count * plan_.element_size;
-  if (what_.input != nullptr) input_ = FindInPlace(what_.input, bytes);
+  input_ = FindInPlace(what_.input, input_blocks_);
+  output_ = FindInPlace(what_.output, output_blocks_);
   if (in_place()) {
-    output_ = what_.output != nullptr ? FindInPlace(what_.output, bytes) : input_;
+    if (what_.output == nullptr) output_ = input_;
     if (what_.input == nullptr) input_ = output_;
-  } else if (plan_.pieces == 1) {  // a larger one's pieces are not contiguous in the output
-    const uint64_t output_bytes = bytes * group_->size();
-    output_ = FindInPlace(what_.output, output_bytes);
-    if (Overlap(what_.input, bytes, what_.output, output_bytes)) input_.reset();
+  } else if (what_.input != nullptr && what_.output != nullptr &&
+             Overlap(what_.input, input_blocks_ * block_bytes(), what_.output,
+                     output_blocks_ * block_bytes())) {
+    input_.reset();
   }
-  if (input_ && output_) return OkStatus();
+  if ((input_ || what_.input == nullptr) && (output_ || what_.output == nullptr)) return OkStatus();
   const bool small = plan_.pieces == 1 && plan_.slot_bytes() <= kSmallStagingBytes;
   auto staging = group_->session_->BorrowStaging(small ? kSmallStagingBytes : kStagingBytes);
   if (!staging) return staging.error();
@@ -142,6 +150,11 @@ Status DaemonGroup::Run::Prepare() {
   staging_region_ = *group_->session_->Find(staging_->data(), staging_->size());
   window_ = kWindow;
   return OkStatus();
+}
+
+Region DaemonGroup::Run::StagedRegion(uint64_t offset) const {
+  if (staging_ == nullptr) return {kNoSegment, 0, 0};  // this rank has no such side
+  return {staging_region_.segment, 0, staging_region_.offset + offset};
 }
 
 Region DaemonGroup::Run::InputRegion(uint64_t piece) const {
@@ -156,19 +169,19 @@ Region DaemonGroup::Run::OutputRegion(uint64_t piece) const {
 
 void DaemonGroup::Run::CopyIn(uint64_t piece) const {
   if (input_ || what_.input == nullptr) return;
-  std::memcpy(StagedInput(piece), what_.input + plan_.first_element(piece) * plan_.element_size,
-              plan_.elements_of(piece) * plan_.element_size);
+  const uint64_t bytes = plan_.elements_of(piece) * plan_.element_size;
+  const std::byte* from = what_.input + plan_.first_element(piece) * plan_.element_size;
+  for (uint64_t block = 0; block < input_blocks_; ++block) {
+    std::memcpy(StagedInput(piece) + block * bytes, from + block * block_bytes(), bytes);
+  }
 }
 
 void DaemonGroup::Run::CopyOut(uint64_t piece) const {
   if (output_ || what_.output == nullptr) return;
   const uint64_t bytes = plan_.elements_of(piece) * plan_.element_size;
-  const uint64_t stride = what_.count * plan_.element_size;  // of a rank's part of the output
   std::byte* to = what_.output + plan_.first_element(piece) * plan_.element_size;
-  const std::byte* from = StagedOutput(piece);
-  const uint32_t parts = in_place() ? 1 : group_->size();
-  for (uint32_t part = 0; part < parts; ++part) {
-    std::memcpy(to + part * stride, from + part * bytes, bytes);
+  for (uint64_t block = 0; block < output_blocks_; ++block) {
+    std::memcpy(to + block * block_bytes(), StagedOutput(piece) + block * bytes, bytes);
   }
 }
 
@@ -288,18 +301,66 @@ Status DaemonGroup::AllReduce(void* data, uint64_t count, DType dtype, ReduceOp 
   return Perform({OpKind::kAllReduce, dtype, op, 0, count, bytes, bytes}, timeout);
 }
 
+Status DaemonGroup::CheckRoot(OpKind kind, uint32_t root) const {
+  if (root < size()) return OkStatus();
+  return {Code::kInvalidArgument, std::string(OpKindName(kind)) + ": root " + std::to_string(root) +
+                                      " is not below the size of group '" + tag_ + "', " +
+                                      std::to_string(size())};
+}
+
 Status DaemonGroup::Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
                               Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
-  if (root >= size()) {
-    return {Code::kInvalidArgument, "broadcast from member " + std::to_string(root) +
-                                        " of group '" + tag_ + "', which has " +
-                                        std::to_string(size())};
-  }
+  GRADSYNC_RETURN_IF_ERROR(CheckRoot(OpKind::kBroadcast, root));
   auto* bytes = static_cast<std::byte*>(data);
   const bool is_root = root == rank_;
   return Perform({OpKind::kBroadcast, dtype, ReduceOp::kSum, root, count, is_root ? bytes : nullptr,
                   is_root ? nullptr : bytes},
+                 timeout);
+}
+
+Status DaemonGroup::Reduce(void* data, uint64_t count, DType dtype, ReduceOp op, uint32_t root,
+                           Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, op));
+  GRADSYNC_RETURN_IF_ERROR(CheckRoot(OpKind::kReduce, root));
+  auto* bytes = static_cast<std::byte*>(data);
+  return Perform({OpKind::kReduce, dtype, op, root, count, bytes, root == rank_ ? bytes : nullptr},
+                 timeout);
+}
+
+Status DaemonGroup::Gather(const void* input, void* output, uint64_t count, DType dtype,
+                           uint32_t root, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  GRADSYNC_RETURN_IF_ERROR(CheckRoot(OpKind::kGather, root));
+  return Perform(
+      {OpKind::kGather, dtype, ReduceOp::kSum, root, count, static_cast<const std::byte*>(input),
+       root == rank_ ? static_cast<std::byte*>(output) : nullptr},
+      timeout);
+}
+
+Status DaemonGroup::Scatter(const void* input, void* output, uint64_t count, DType dtype,
+                            uint32_t root, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  GRADSYNC_RETURN_IF_ERROR(CheckRoot(OpKind::kScatter, root));
+  return Perform({OpKind::kScatter, dtype, ReduceOp::kSum, root, count,
+                  root == rank_ ? static_cast<const std::byte*>(input) : nullptr,
+                  static_cast<std::byte*>(output)},
+                 timeout);
+}
+
+Status DaemonGroup::ReduceScatter(const void* input, void* output, uint64_t count, DType dtype,
+                                  ReduceOp op, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, op));
+  return Perform({OpKind::kReduceScatter, dtype, op, 0, count, static_cast<const std::byte*>(input),
+                  static_cast<std::byte*>(output)},
+                 timeout);
+}
+
+Status DaemonGroup::AllToAll(const void* input, void* output, uint64_t count, DType dtype,
+                             Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  return Perform({OpKind::kAllToAll, dtype, ReduceOp::kSum, 0, count,
+                  static_cast<const std::byte*>(input), static_cast<std::byte*>(output)},
                  timeout);
 }
 
@@ -329,6 +390,40 @@ Status DaemonGroup::PerformEmpty(const Collective& collective, Deadline deadline
   const Deadline last = deadline + kDaemonGrace;
   GRADSYNC_RETURN_IF_ERROR(session_->connection().Submit(submission, last));
   return WaitUntil(submission.sequence, last);
+}
+
+Result<MessageRequest> DaemonGroup::BeginSend(const std::byte* data, uint64_t bytes, uint32_t to,
+                                              uint64_t tag, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  if (to >= size()) {
+    return Unexpected(Code::kInvalidArgument, "a message to member " + std::to_string(to) +
+                                                  " of group '" + tag_ + "', which has " +
+                                                  std::to_string(size()));
+  }
+  const Deadline deadline = After(session_->Resolve(timeout));
+  auto request = MakeMessage<SendMessage>();
+  request.group = number_;
+  request.to = to;
+  request.tag = tag;
+  request.timeout_ms = MillisecondsUntil(deadline);
+  return MessageRequest::Send(session_, request, data, bytes, deadline + kDaemonGrace);
+}
+
+Result<MessageRequest> DaemonGroup::BeginReceive(std::optional<uint32_t> from, uint64_t tag,
+                                                 Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  if (from && *from >= size()) {
+    return Unexpected(Code::kInvalidArgument, "a message from member " + std::to_string(*from) +
+                                                  " of group '" + tag_ + "', which has " +
+                                                  std::to_string(size()));
+  }
+  const Deadline deadline = After(session_->Resolve(timeout));
+  auto request = MakeMessage<ReceiveMessage>();
+  request.group = number_;
+  request.from = from.value_or(kAnyMember);
+  request.tag = tag;
+  request.timeout_ms = MillisecondsUntil(deadline);
+  return MessageRequest::Receive(session_, request, deadline + kDaemonGrace);
 }
 
 Result<std::shared_ptr<SharedBuffer>> DaemonGroup::Allocate(uint64_t bytes,

@@ -5,10 +5,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/core/group.h"
+#include "client/core/message_request.h"
 #include "client/core/pieces.h"
 #include "client/core/session.h"
 #include "client/core/turns.h"
@@ -39,6 +41,17 @@ class DaemonGroup : public Group {
                    Timeout timeout) override;
   Status Barrier(Timeout timeout) override;
 
+  // Not of Group: client/ddp has no use for them. As in gradsync/gradsync.h.
+  Status Reduce(void* data, uint64_t count, DType dtype, ReduceOp op, uint32_t root,
+                Timeout timeout);
+  Status Gather(const void* input, void* output, uint64_t count, DType dtype, uint32_t root,
+                Timeout timeout);
+  Status Scatter(const void* input, void* output, uint64_t count, DType dtype, uint32_t root,
+                 Timeout timeout);
+  Status ReduceScatter(const void* input, void* output, uint64_t count, DType dtype, ReduceOp op,
+                       Timeout timeout);
+  Status AllToAll(const void* input, void* output, uint64_t count, DType dtype, Timeout timeout);
+
   Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label) override;
   Status DescribeBucket(const BucketInfo& info) override;
   uint64_t ReserveSequences(uint32_t count) override;
@@ -46,6 +59,11 @@ class DaemonGroup : public Group {
                       uint64_t offset, ReduceOp op, Timeout timeout) override;
   Status Wait(uint64_t sequence, Timeout timeout) override;
   void Abort(const Status& why) override;
+
+  // Messages between two members, of which `from` may be any; see client/core/message_request.h.
+  Result<MessageRequest> BeginSend(const std::byte* data, uint64_t bytes, uint32_t to, uint64_t tag,
+                                   Timeout timeout);
+  Result<MessageRequest> BeginReceive(std::optional<uint32_t> from, uint64_t tag, Timeout timeout);
 
   const std::shared_ptr<Session>& session() const { return session_; }
 
@@ -58,13 +76,15 @@ class DaemonGroup : public Group {
     uint32_t root = 0;
     uint64_t count = 0;
     const std::byte* input = nullptr;  // null: this rank gives nothing (broadcast, not the root)
-    std::byte* output = nullptr;       // null: this rank takes nothing (broadcast, the root)
+    // Null: this rank takes nothing, or has the result already (broadcast, the root).
+    std::byte* output = nullptr;
   };
   class Run;
 
   DaemonGroup(std::shared_ptr<Session> session, std::string tag, std::vector<uint32_t> ranks,
               uint32_t rank, uint32_t number);
 
+  Status CheckRoot(OpKind kind, uint32_t root) const;
   Status Perform(const Collective& collective, Timeout timeout);
   Status PerformEmpty(const Collective& collective, Deadline deadline);
   Status WaitUntil(uint64_t sequence, Deadline deadline);

@@ -32,22 +32,27 @@ struct PiecePlan {
   uint64_t elements = 0;  // of every piece but the last
   uint64_t pieces = 0;
   uint64_t element_size = 1;
-  uint64_t blocks = 1;  // of `elements`, in one piece's share of the staging buffer
+  uint64_t blocks = 1;        // of `elements`, in one piece's share of the staging buffer
+  uint64_t input_blocks = 1;  // of those; the others are the output's
 
   uint64_t first_element(uint64_t piece) const { return piece * elements; }
   uint64_t elements_of(uint64_t piece) const {
     return std::min(elements, count - first_element(piece));
   }
-  // Where the output of an all-gather begins, after the input; and what a piece takes in all.
+  // Where the output begins, after the input; and what a piece takes in all.
   uint64_t input_stride() const {
-    return (elements * element_size + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+    const uint64_t bytes = input_blocks * elements * element_size;
+    return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
   }
-  uint64_t slot_bytes() const { return input_stride() + (blocks - 1) * elements * element_size; }
+  uint64_t slot_bytes() const {
+    return input_stride() + (blocks - input_blocks) * elements * element_size;
+  }
 };
 
-// For `count` > 0 elements of `element_size` bytes. `blocks` is 1 where the result takes the
-// input's place, and 1 + the group's size for an all-gather.
-inline PiecePlan PlanPieces(uint64_t count, uint64_t element_size, uint64_t blocks) {
+// For blocks of `count` > 0 elements of `element_size` bytes. `blocks` is 1 where the result takes
+// the input's place, and 1 + the group's size for an all-gather.
+inline PiecePlan PlanPieces(uint64_t count, uint64_t element_size, uint64_t blocks,
+                            uint64_t input_blocks = 1) {
   const uint64_t room = kPieceBytes / blocks / kPieceAlignment * kPieceAlignment / element_size;
   PiecePlan plan;
   plan.count = count;
@@ -55,6 +60,7 @@ inline PiecePlan PlanPieces(uint64_t count, uint64_t element_size, uint64_t bloc
   plan.pieces = (count - 1) / plan.elements + 1;
   plan.element_size = element_size;
   plan.blocks = blocks;
+  plan.input_blocks = input_blocks;
   return plan;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace gradsync {
 namespace {
 
@@ -37,6 +39,21 @@ TEST(PiecesTest, APieceFitsItsSlotWithInputAndOutput) {
       EXPECT_GE(plan.slot_bytes(),
                 plan.elements * element_size * blocks);  // and the blocks do not overlap
       EXPECT_EQ(plan.input_stride() % kPieceAlignment, 0);
+    }
+  }
+}
+
+TEST(PiecesTest, APieceFitsItsSlotWhateverTheBlocksOfInputAndOutput) {
+  for (const uint64_t element_size : {1, 2, 16}) {
+    for (const uint64_t ranks : {1, 2, 3, 7, 256}) {
+      for (const uint64_t count : {1, 3, 1000, 1 << 20}) {
+        for (const auto& [in, out] : {std::pair(ranks, uint64_t{1}), std::pair(ranks, ranks)}) {
+          const PiecePlan plan = PlanPieces(count, element_size, in + out, in);
+          EXPECT_LE(plan.slot_bytes(), kPieceBytes);
+          EXPECT_GE(plan.input_stride(), in * plan.elements * element_size);
+          EXPECT_EQ(plan.slot_bytes() - plan.input_stride(), out * plan.elements * element_size);
+        }
+      }
     }
   }
 }

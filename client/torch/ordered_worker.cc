@@ -15,14 +15,13 @@ OrderedWorker::~OrderedWorker() {
   Finish();
 }
 
-void OrderedWorker::Carry(const Task& task) {
-  std::exception_ptr failure;
+std::exception_ptr OrderedWorker::Carry(const Task& task) {
   try {
     task.operation();
+    return nullptr;
   } catch (...) {
-    failure = std::current_exception();
+    return std::current_exception();
   }
-  task.work->Complete(failure);
 }
 
 void OrderedWorker::Fail(const Task& task) {
@@ -49,15 +48,21 @@ void OrderedWorker::Run(c10::intrusive_ptr<CollectiveWork> work, Operation opera
   if (on_caller && !state.busy && state.waiting.empty()) {
     state.busy = true;
     lock.unlock();
-    Carry(task);
+    task.work->Complete(Carry(task));
     lock.lock();
     state.busy = false;
     if (!state.waiting.empty() || state.closed) state.changed.notify_all();
     return;
   }
   state.waiting.push_back(std::move(task));
-  if (!state.thread.joinable()) state.thread = std::thread(&OrderedWorker::Loop, state_);
+  EnsureThread(state_);
   state.changed.notify_all();
+}
+
+void OrderedWorker::EnsureThread(const std::shared_ptr<State>& state) {
+  if (state->available > 0 || state->waiting.empty()) return;
+  ++state->available;
+  state->threads.emplace_back(&OrderedWorker::Loop, state);
 }
 
 void OrderedWorker::Loop(const std::shared_ptr<State>& state) {
@@ -69,36 +74,49 @@ void OrderedWorker::Loop(const std::shared_ptr<State>& state) {
       std::unique_lock lock(state->mutex);
       state->changed.wait(
           lock, [&] { return !state->busy && (!state->waiting.empty() || state->closed); });
-      if (state->waiting.empty()) return;
+      if (state->waiting.empty()) {
+        --state->available;
+        return;
+      }
       task = std::move(state->waiting.front());
       state->waiting.pop_front();
       state->busy = true;
     }
-    Carry(task);
+    const bool has_callbacks = task.work->Finish(Carry(task));
+    {
+      const std::lock_guard lock(state->mutex);
+      state->busy = false;
+      if (has_callbacks) {
+        --state->available;
+        EnsureThread(state);
+      }
+      state->changed.notify_all();
+    }
+    if (!has_callbacks) continue;
+    task.work->Settle();
     const std::lock_guard lock(state->mutex);
-    state->busy = false;
-    state->changed.notify_all();
+    ++state->available;
   }
 }
 
 void OrderedWorker::Finish() {
   if (getpid() != owner_) return;
-  std::thread thread;
+  std::vector<std::thread> threads;
   {
     std::unique_lock lock(state_->mutex);
     state_->closed = true;
     state_->changed.notify_all();
-    thread = std::move(state_->thread);
-    if (!thread.joinable()) {
-      // Another thread may be carrying out its own operation.
-      state_->changed.wait(lock, [this] { return !state_->busy && state_->waiting.empty(); });
-    }
+    // Threads may be added as long as there is something to do, and other threads may be carrying
+    // out their own operations.
+    state_->changed.wait(lock, [this] { return !state_->busy && state_->waiting.empty(); });
+    threads.swap(state_->threads);
   }
-  if (!thread.joinable()) return;
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();
-  } else {
-    thread.join();
+  for (std::thread& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
   }
 }
 

@@ -13,12 +13,14 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "client/torch/work.h"
 
 namespace gradsync::torch {
 
-// Thread-safe. Its thread is started by the first operation that needs one.
+// Thread-safe. Its thread is started by the first operation that needs one; there are more when
+// callbacks of futures, which run there, wait for further operations.
 class OrderedWorker {
  public:
   using Operation = std::function<void()>;  // blocks; throws when it fails
@@ -51,12 +53,15 @@ class OrderedWorker {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> waiting;
-    bool busy = false;
+    bool busy = false;  // with an operation
     bool closed = false;
-    std::thread thread;
+    size_t available = 0;  // threads that are not in a callback
+    std::vector<std::thread> threads;
   };
 
-  static void Carry(const Task& task);
+  static std::exception_ptr Carry(const Task& task);
+  // With the lock: has a thread take what waits, if none will come to it by itself.
+  static void EnsureThread(const std::shared_ptr<State>& state);
   static void Fail(const Task& task);
   static void Loop(const std::shared_ptr<State>& state);
 

@@ -4,119 +4,29 @@
 
 #include <utility>
 
+#include "client/torch/collective_checks.h"
+#include "client/torch/collectives.h"
+#include "client/torch/errors.h"
 #include "client/torch/interpreter.h"
 #include "client/torch/tensors.h"
 
 namespace gradsync::torch {
+
 namespace {
 
-gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return GRADSYNC_SUM;
-    case c10d::ReduceOp::AVG:
-      return GRADSYNC_AVG;
-    case c10d::ReduceOp::MIN:
-      return GRADSYNC_MIN;
-    case c10d::ReduceOp::MAX:
-      return GRADSYNC_MAX;
-    case c10d::ReduceOp::PRODUCT:
-      return GRADSYNC_PRODUCT;
+// The same with torch's words for a wait that was in vain; they stand too where it was cut short,
+// because a rank that the others wait for has left.
+Error WithTorchsWords(const Error& error, const char* title, Timeout timeout) {
+  const std::string words =
+      "Timed out waiting " + std::to_string(timeout.count()) + "ms for " + title + " to complete";
+  const std::string text = error.what();
+  switch (error.code()) {
+    case GRADSYNC_DEADLINE_EXCEEDED:
+      return {error.code(), words + ": " + text};
+    case GRADSYNC_RANK_LOST:
+      return {error.code(), text + " (Known before the end of the wait: \"" + words + "\".)"};
     default:
-      C10_THROW_ERROR(NotImplementedError,
-                      "gradsync: of the reduce operations only SUM, AVG, MIN, MAX and PRODUCT are "
-                      "implemented yet");
-  }
-}
-
-gradsync_dtype DTypeToReduce(const at::Tensor& tensor) {
-  const auto dtype = DTypeOf(tensor.scalar_type());
-  TORCH_CHECK_TYPE(dtype.has_value(), "gradsync: all_reduce does not take tensors of type ",
-                   tensor.scalar_type());
-  return *dtype;
-}
-
-[[noreturn]] void NotOffered(const char* operation) {
-  C10_THROW_ERROR(NotImplementedError,
-                  std::string("gradsync: ") + operation +
-                      " is not implemented yet; use a group of another backend for it, made by "
-                      "torch.distributed.new_group(backend=\"gloo\")");
-}
-
-const at::Tensor& OnlyOne(const std::vector<at::Tensor>& tensors, const char* operation) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "gradsync: ", operation,
-                    " takes one tensor, but was given ", tensors.size());
-  CheckDenseCpu(tensors[0], operation);
-  return tensors[0];
-}
-
-// Calls `operation` on `tensor`, or on a copy that lies in one piece and is copied back.
-template <typename Operation>
-void InPlace(const at::Tensor& tensor, Operation operation) {
-  if (IsPlain(tensor)) {
-    operation(tensor);
-    return;
-  }
-  const at::Tensor plain = NewPlain(tensor).copy_(tensor);
-  operation(plain);
-  tensor.copy_(plain);
-}
-
-at::Tensor PlainInput(const at::Tensor& tensor) {
-  return IsPlain(tensor) ? tensor : NewPlain(tensor).copy_(tensor);
-}
-
-void AllReduceOne(const Group& group, const at::Tensor& tensor, gradsync_dtype dtype,
-                  gradsync_reduce_op op, Timeout timeout) {
-  InPlace(tensor, [&](const at::Tensor& plain) {
-    group.AllReduce(plain.data_ptr(), static_cast<uint64_t>(plain.numel()), dtype, op, timeout);
-  });
-}
-
-void GatherOne(const Group& group, const at::Tensor& output, const at::Tensor& input,
-               Timeout timeout) {
-  const at::Tensor plain = PlainInput(input);
-  const Elements elements = ElementsToMove(plain);
-  InPlace(output, [&](const at::Tensor& target) {
-    group.AllGather(plain.data_ptr(), target.data_ptr(), elements.count, elements.dtype, timeout);
-  });
-}
-
-void CheckGather(const at::Tensor& output, const at::Tensor& input, int size,
-                 const char* operation) {
-  CheckDenseCpu(output, operation);
-  CheckDenseCpu(input, operation);
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "gradsync: ", operation,
-                   " was given an output of type ", output.scalar_type(), " for an input of type ",
-                   input.scalar_type());
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * size, "gradsync: ", operation,
-                    " needs an output of ", input.numel() * size, " elements (", size,
-                    " ranks times the input's ", input.numel(), "), but was given one of ",
-                    output.numel());
-}
-
-// A list of outputs, one for each rank.
-void GatherList(const Group& group, const std::vector<at::Tensor>& outputs, const at::Tensor& input,
-                Timeout timeout) {
-  const at::Tensor all =
-      at::empty({static_cast<int64_t>(outputs.size()), input.numel()}, input.options());
-  GatherOne(group, all, input, timeout);
-  for (size_t rank = 0; rank < outputs.size(); ++rank) {
-    outputs[rank].copy_(all[static_cast<int64_t>(rank)].view(input.sizes()));
-  }
-}
-
-void CheckGatherList(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int size) {
-  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size),
-                    "gradsync: all_gather needs one output for each of the ", size,
-                    " ranks, but was given ", outputs.size());
-  CheckDenseCpu(input, "all_gather");
-  for (const at::Tensor& output : outputs) {
-    CheckDenseCpu(output, "all_gather");
-    TORCH_CHECK_VALUE(
-        output.sizes() == input.sizes() && output.scalar_type() == input.scalar_type(),
-        "gradsync: all_gather needs outputs of the input's sizes and type (", input.sizes(), " ",
-        input.scalar_type(), "), but was given one of ", output.sizes(), " ", output.scalar_type());
+      return error;
   }
 }
 
@@ -130,12 +40,15 @@ ProcessGroupGradsync::ProcessGroupGradsync(std::shared_ptr<Session> session,
       session_(std::move(session)),
       group_(std::make_shared<const Group>(session_, "c10d:" + group_name, ranks, timeout)),
       owns_session_(owns_session),
-      timeout_(timeout) {
+      timeout_(timeout),
+      monitored_barrier_(*group_),
+      messenger_(group_) {
   init();
 }
 
 ProcessGroupGradsync::~ProcessGroupGradsync() {
   const WithoutInterpreter released;
+  messenger_.Finish();
   worker_.Finish();
 }
 
@@ -145,6 +58,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupGradsync::getBackendOptio
 
 void ProcessGroupGradsync::shutdown() {
   const WithoutInterpreter released;
+  messenger_.Finish();
   worker_.Finish();
   if (owns_session_) session_->Close();
 }
@@ -152,196 +66,338 @@ void ProcessGroupGradsync::shutdown() {
 void ProcessGroupGradsync::abort() {
   const WithoutInterpreter released;
   worker_.Abandon();
-  if (owns_session_) session_->Close();
+  if (owns_session_) session_->Close();  // first: then nothing waits for the daemon
+  messenger_.Finish();
+}
+
+Timeout ProcessGroupGradsync::TimeoutOr(Timeout timeout) const {
+  return timeout == c10d::kUnsetTimeout ? timeout_.load() : timeout;
 }
 
 template <typename Operation>
 c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::Start(const Call& call,
                                                            std::vector<at::Tensor> outputs,
                                                            Operation operation) {
-  const std::chrono::milliseconds timeout =
-      call.timeout == c10d::kUnsetTimeout ? timeout_.load() : call.timeout;
+  const Timeout timeout = TimeoutOr(call.timeout);
   auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title, std::move(outputs),
                                                   ++sequence_, timeout);
   worker_.Run(
       work,
-      [group = group_, operation = std::move(operation), timeout] {
+      [group = group_, operation = std::move(operation), timeout, title = call.title] {
         // What is copied here is nobody's gradient, and the worker's thread inherits no mode.
         const at::NoGradGuard no_grad;
-        operation(*group, timeout);
+        try {
+          operation(*group, timeout);
+        } catch (const Error& error) {
+          throw WithTorchsWords(error, title, timeout);
+        }
       },
       !call.async);
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::allreduce(std::vector<at::Tensor>& tensors,
-                                                               const c10d::AllreduceOptions& opts) {
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+WorkPtr ProcessGroupGradsync::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (tensors.size() == 1 && tensors[0].is_sparse()) return allreduce_sparse(tensors, opts);
   const at::Tensor& tensor = OnlyOne(tensors, "all_reduce");
+  CheckReduces(tensor, "all_reduce");
   return Start({c10d::OpType::ALLREDUCE, "gradsync:all_reduce", opts.timeout, opts.asyncOp},
                tensors,
-               [tensor, dtype = DTypeToReduce(tensor), op = ToReduceOp(opts.reduceOp)](
-                   const Group& group, Timeout timeout) {
-                 AllReduceOne(group, tensor, dtype, op, timeout);
+               [tensor, op = ToReduceOp(opts.reduceOp)](const Group& group, Timeout timeout) {
+                 AllReduceOne(group, tensor, op, timeout);
                });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::allreduce_coalesced(
-    std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+WorkPtr ProcessGroupGradsync::allreduce_sparse(Tensors& tensors,
+                                               const c10d::AllreduceOptions& opts) {
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].layout() == at::kSparse,
+                    "gradsync: all_reduce of sparse tensors takes one COO tensor");
+  const at::Tensor tensor = tensors[0];
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(),
+                    "gradsync: all_reduce takes tensors in CPU memory, but was given one on ",
+                    tensor.device());
+  TORCH_CHECK_VALUE(opts.reduceOp == c10d::ReduceOp::SUM,
+                    "gradsync: all_reduce of sparse tensors can only sum");
+  return Start(
+      {c10d::OpType::_ALLREDUCE_SPARSE, "gradsync:sparse_all_reduce", opts.timeout, opts.asyncOp},
+      tensors,
+      [tensor](const Group& group, Timeout timeout) { AllReduceSparse(group, tensor, timeout); });
+}
+
+WorkPtr ProcessGroupGradsync::allreduce_coalesced(Tensors& tensors,
+                                                  const c10d::AllreduceCoalescedOptions& opts) {
   for (const at::Tensor& tensor : tensors) {
     CheckDenseCpu(tensor, "all_reduce_coalesced");
-    DTypeToReduce(tensor);
+    CheckReduces(tensor, "all_reduce_coalesced");
   }
   return Start({c10d::OpType::ALLREDUCE_COALESCED, "gradsync:all_reduce_coalesced", opts.timeout,
                 opts.asyncOp},
                tensors,
                [tensors, op = ToReduceOp(opts.reduceOp)](const Group& group, Timeout timeout) {
-                 for (const at::Tensor& tensor : tensors) {
-                   AllReduceOne(group, tensor, DTypeToReduce(tensor), op, timeout);
-                 }
+                 for (const at::Tensor& tensor : tensors) AllReduceOne(group, tensor, op, timeout);
                });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::broadcast(std::vector<at::Tensor>& tensors,
-                                                               const c10d::BroadcastOptions& opts) {
+WorkPtr ProcessGroupGradsync::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const at::Tensor& tensor = OnlyOne(tensors, "broadcast");
-  TORCH_CHECK_VALUE(opts.rootRank >= 0 && opts.rootRank < size_, "gradsync: broadcast from rank ",
-                    opts.rootRank, " of a group of ", size_);
   return Start(
       {c10d::OpType::BROADCAST, "gradsync:broadcast", opts.timeout, opts.asyncOp}, tensors,
-      [tensor, root = static_cast<uint32_t>(opts.rootRank)](const Group& group, Timeout timeout) {
-        const Elements elements = ElementsToMove(tensor);
-        InPlace(tensor, [&](const at::Tensor& plain) {
-          group.Broadcast(plain.data_ptr(), elements.count, elements.dtype, root, timeout);
-        });
-      });
+      [tensor, root = CheckRoot(opts.rootRank, size_, "broadcast")](
+          const Group& group, Timeout timeout) { BroadcastOne(group, tensor, root, timeout); });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::allgather(
-    std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-    const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupGradsync::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  const at::Tensor& tensor = OnlyOne(tensors, "reduce");
+  CheckReduces(tensor, "reduce");
+  return Start(
+      {c10d::OpType::REDUCE, "gradsync:reduce", opts.timeout, opts.asyncOp}, tensors,
+      [tensor, op = ToReduceOp(opts.reduceOp), root = CheckRoot(opts.rootRank, size_, "reduce")](
+          const Group& group, Timeout timeout) { ReduceOne(group, tensor, op, root, timeout); });
+}
+
+WorkPtr ProcessGroupGradsync::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& opts) {
   const at::Tensor& input = OnlyOne(inputs, "all_gather");
-  TORCH_CHECK_VALUE(outputs.size() == 1,
-                    "gradsync: all_gather takes one list of outputs, but was given ",
-                    outputs.size());
-  CheckGatherList(outputs[0], input, size_);
+  const Tensors& targets = OnlyList(outputs, "all_gather");
+  CheckList(targets, input, {size_, rank_}, "all_gather");
   return Start({c10d::OpType::ALLGATHER, "gradsync:all_gather", opts.timeout, opts.asyncOp},
-               outputs[0], [targets = outputs[0], input](const Group& group, Timeout timeout) {
-                 GatherList(group, targets, input, timeout);
+               targets, [targets, input](const Group& group, Timeout timeout) {
+                 AllGatherIntoList(group, targets, input, timeout);
                });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::allgather_coalesced(
-    std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-    const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupGradsync::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& opts) {
   // outputs[rank][i] is inputs[i] of that rank.
-  std::vector<std::vector<at::Tensor>> by_input(inputs.size());
-  std::vector<at::Tensor> all;
-  for (const std::vector<at::Tensor>& of_rank : outputs) {
-    TORCH_CHECK_VALUE(
-        of_rank.size() == inputs.size(),
-        "gradsync: all_gather_coalesced needs as many outputs of each rank as there are "
-        "inputs (",
-        inputs.size(), "), but was given ", of_rank.size());
+  std::vector<Tensors> by_input(inputs.size());
+  Tensors all;
+  for (const Tensors& of_rank : outputs) {
+    TORCH_CHECK_VALUE(of_rank.size() == inputs.size(),
+                      "gradsync: all_gather_coalesced needs as many outputs of each rank as there "
+                      "are inputs (",
+                      inputs.size(), "), but was given ", of_rank.size());
     for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_rank[i]);
     all.insert(all.end(), of_rank.begin(), of_rank.end());
   }
-  for (size_t i = 0; i < inputs.size(); ++i) CheckGatherList(by_input[i], inputs[i], size_);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckEqualList(by_input[i], inputs[i], {size_, rank_}, "all_gather_coalesced");
+  }
   return Start({c10d::OpType::ALLGATHER_COALESCED, "gradsync:all_gather_coalesced", opts.timeout,
                 opts.asyncOp},
                std::move(all),
                [by_input = std::move(by_input), inputs](const Group& group, Timeout timeout) {
                  for (size_t i = 0; i < inputs.size(); ++i) {
-                   GatherList(group, by_input[i], inputs[i], timeout);
+                   AllGatherIntoList(group, by_input[i], inputs[i], timeout);
                  }
                });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::all_gather_single(
-    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  CheckGather(output, input, size_, "all_gather_single");
+WorkPtr ProcessGroupGradsync::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                const c10d::AllgatherOptions& opts) {
+  CheckBlocks(output, input, size_, "all_gather_single");
   return Start(
       {c10d::OpType::_ALLGATHER_BASE, "gradsync:all_gather_single", opts.timeout, opts.asyncOp},
       {output}, [output, input](const Group& group, Timeout timeout) {
-        GatherOne(group, output, input, timeout);
+        GatherIntoOne(group, output, input, timeout);
       });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::all_gather_single_coalesced(
-    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-    const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupGradsync::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(),
                     "gradsync: all_gather_single_coalesced was given ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckGather(outputs[i], inputs[i], size_, "all_gather_single_coalesced");
+    CheckBlocks(outputs[i], inputs[i], size_, "all_gather_single_coalesced");
   }
   return Start({c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED,
                 "gradsync:all_gather_single_coalesced", opts.timeout, opts.asyncOp},
                outputs, [outputs, inputs](const Group& group, Timeout timeout) {
                  for (size_t i = 0; i < inputs.size(); ++i) {
-                   GatherOne(group, outputs[i], inputs[i], timeout);
+                   GatherIntoOne(group, outputs[i], inputs[i], timeout);
                  }
                });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::barrier(const c10d::BarrierOptions& opts) {
+WorkPtr ProcessGroupGradsync::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                     const c10d::GatherOptions& opts) {
+  const at::Tensor& input = OnlyOne(inputs, "gather");
+  const uint32_t root = CheckRoot(opts.rootRank, size_, "gather");
+  Tensors targets;
+  if (rank_ == opts.rootRank) {
+    targets = OnlyList(outputs, "gather");
+    CheckEqualList(targets, input, {size_, rank_}, "gather");
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), "gradsync: gather requires empty output on non-root");
+  }
+  return Start({c10d::OpType::GATHER, "gradsync:gather", opts.timeout, opts.asyncOp}, targets,
+               [targets, input, root](const Group& group, Timeout timeout) {
+                 GatherIntoListAt(group, targets, input, root, timeout);
+               });
+}
+
+WorkPtr ProcessGroupGradsync::gather_single(at::Tensor& output, at::Tensor& input,
+                                            const c10d::GatherOptions& opts) {
+  CheckDenseCpu(input, "gather_single");
+  const uint32_t root = CheckRoot(opts.rootRank, size_, "gather_single");
+  if (rank_ == opts.rootRank) CheckBlocks(output, input, size_, "gather_single");
+  return Start({c10d::OpType::GATHER, "gradsync:gather_single", opts.timeout, opts.asyncOp},
+               {output}, [output, input, root](const Group& group, Timeout timeout) {
+                 GatherIntoOneAt(group, output, input, root, timeout);
+               });
+}
+
+WorkPtr ProcessGroupGradsync::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ScatterOptions& opts) {
+  const at::Tensor& output = OnlyOne(outputs, "scatter");
+  const uint32_t root = CheckRoot(opts.rootRank, size_, "scatter");
+  Tensors sources;
+  if (rank_ == opts.rootRank) {
+    sources = OnlyList(inputs, "scatter");
+    CheckEqualList(sources, output, {size_, rank_}, "scatter");
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), "gradsync: scatter requires empty input on non-root");
+  }
+  return Start({c10d::OpType::SCATTER, "gradsync:scatter", opts.timeout, opts.asyncOp}, outputs,
+               [output, sources = std::move(sources), root](const Group& group, Timeout timeout) {
+                 ScatterList(group, output, sources, root, timeout);
+               });
+}
+
+WorkPtr ProcessGroupGradsync::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                             const c10d::ReduceScatterOptions& opts) {
+  const at::Tensor& output = OnlyOne(outputs, "reduce_scatter");
+  CheckReduces(output, "reduce_scatter");
+  const Tensors& sources = OnlyList(inputs, "reduce_scatter");
+  CheckList(sources, output, {size_, rank_}, "reduce_scatter");
+  return Start(
+      {c10d::OpType::REDUCE_SCATTER, "gradsync:reduce_scatter", opts.timeout, opts.asyncOp},
+      outputs,
+      [output, sources, op = ToReduceOp(opts.reduceOp)](const Group& group, Timeout timeout) {
+        ReduceScatterList(group, output, sources, op, timeout);
+      });
+}
+
+WorkPtr ProcessGroupGradsync::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::ReduceScatterOptions& opts) {
+  CheckBlocks(input, output, size_, "reduce_scatter_single");
+  CheckReduces(output, "reduce_scatter_single");
+  return Start(
+      {c10d::OpType::_REDUCE_SCATTER_BASE, "gradsync:reduce_scatter_single", opts.timeout,
+       opts.asyncOp},
+      {output},
+      [output, input, op = ToReduceOp(opts.reduceOp)](const Group& group, Timeout timeout) {
+        ReduceScatterOne(group, output, input, op, timeout);
+      });
+}
+
+WorkPtr ProcessGroupGradsync::reduce_scatter_single_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(),
+                    "gradsync: reduce_scatter_single_coalesced was given ", outputs.size(),
+                    " outputs for ", inputs.size(), " inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckBlocks(inputs[i], outputs[i], size_, "reduce_scatter_single_coalesced");
+    CheckReduces(outputs[i], "reduce_scatter_single_coalesced");
+  }
+  return Start(
+      {c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "gradsync:reduce_scatter_single_coalesced",
+       opts.timeout, opts.asyncOp},
+      outputs,
+      [outputs, inputs, op = ToReduceOp(opts.reduceOp)](const Group& group, Timeout timeout) {
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          ReduceScatterOne(group, outputs[i], inputs[i], op, timeout);
+        }
+      });
+}
+
+namespace {
+
+// Rows of the first dimension; all alike without splits.
+Tensors Split(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
+  if (splits.empty()) return tensor.split(tensor.size(0) / size);
+  return tensor.split_with_sizes(splits);
+}
+
+}  // namespace
+
+WorkPtr ProcessGroupGradsync::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                std::vector<int64_t>& output_splits,
+                                                std::vector<int64_t>& input_splits,
+                                                const c10d::AllToAllOptions& opts) {
+  CheckSplits(output, output_splits, size_, "all_to_all_single");
+  CheckSplits(input, input_splits, size_, "all_to_all_single");
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(),
+                   "gradsync: all_to_all_single needs tensors of one type, but was given ",
+                   input.scalar_type(), " and ", output.scalar_type());
+  const Call call{c10d::OpType::ALLTOALL_BASE, "gradsync:all_to_all_single", opts.timeout,
+                  opts.asyncOp};
+  // Without splits on this rank there are none on any, and nothing to agree on.
+  if (output_splits.empty() && input_splits.empty()) {
+    TORCH_CHECK_VALUE(output.numel() == input.numel(), "gradsync: all_to_all_single was given ",
+                      input.numel(), " elements for an output of ", output.numel());
+    return Start(call, {output}, [output, input](const Group& group, Timeout timeout) {
+      AllToAllOne(group, output, input, timeout);
+    });
+  }
+  return Start(
+      call, {output},
+      [outputs = Split(output, output_splits, size_), inputs = Split(input, input_splits, size_)](
+          const Group& group, Timeout timeout) { AllToAllList(group, outputs, inputs, timeout); });
+}
+
+WorkPtr ProcessGroupGradsync::alltoall(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllToAllOptions& opts) {
+  CheckList(outputs, outputs.empty() ? at::Tensor() : outputs[0], {size_, 0}, "all_to_all");
+  CheckList(inputs, inputs.empty() ? at::Tensor() : inputs[0], {size_, 0}, "all_to_all");
+  TORCH_CHECK_TYPE(outputs[0].scalar_type() == inputs[0].scalar_type(),
+                   "gradsync: all_to_all needs tensors of one type, but was given ",
+                   inputs[0].scalar_type(), " and ", outputs[0].scalar_type());
+  return Start({c10d::OpType::ALLTOALL, "gradsync:all_to_all", opts.timeout, opts.asyncOp}, outputs,
+               [outputs, inputs](const Group& group, Timeout timeout) {
+                 AllToAllList(group, outputs, inputs, timeout);
+               });
+}
+
+WorkPtr ProcessGroupGradsync::barrier(const c10d::BarrierOptions& opts) {
   return Start({c10d::OpType::BARRIER, "gradsync:barrier", opts.timeout, opts.asyncOp}, {},
                [](const Group& group, Timeout timeout) { group.Barrier(timeout); });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::allreduce_sparse(
-    std::vector<at::Tensor>&, const c10d::AllreduceOptions&) {
-  NotOffered("all_reduce of sparse tensors");
+void ProcessGroupGradsync::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const std::lock_guard lock(monitored_barrier_mutex_);
+  monitored_barrier_.Run(TimeoutOr(opts.timeout), wait_all_ranks);
 }
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::reduce(std::vector<at::Tensor>&,
-                                                            const c10d::ReduceOptions&) {
-  NotOffered("reduce");
+
+c10::intrusive_ptr<CollectiveWork> ProcessGroupGradsync::NewMessage(c10d::OpType type,
+                                                                    const char* title,
+                                                                    Tensors tensors) {
+  return c10::make_intrusive<CollectiveWork>(rank_, type, title, std::move(tensors), sequence_,
+                                             timeout_.load());
 }
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::gather(std::vector<std::vector<at::Tensor>>&,
-                                                            std::vector<at::Tensor>&,
-                                                            const c10d::GatherOptions&) {
-  NotOffered("gather");
+
+WorkPtr ProcessGroupGradsync::send(Tensors& tensors, int to, int tag) {
+  const at::Tensor& tensor = OnlyOne(tensors, "send");
+  const uint32_t receiver = CheckRoot(to, size_, "send");
+  auto work = NewMessage(c10d::OpType::SEND, "gradsync:send", tensors);
+  messenger_.Send(work, tensor, receiver, static_cast<uint32_t>(tag), timeout_.load());
+  return work;
 }
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::gather_single(at::Tensor&, at::Tensor&,
-                                                                   const c10d::GatherOptions&) {
-  NotOffered("gather_single");
+
+WorkPtr ProcessGroupGradsync::recv(Tensors& tensors, int from, int tag) {
+  const at::Tensor& tensor = OnlyOne(tensors, "recv");
+  const uint32_t sender = CheckRoot(from, size_, "recv");
+  auto work = NewMessage(c10d::OpType::RECV, "gradsync:recv", tensors);
+  messenger_.Receive(work, tensor, sender, static_cast<uint32_t>(tag), timeout_.load());
+  return work;
 }
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::scatter(std::vector<at::Tensor>&,
-                                                             std::vector<std::vector<at::Tensor>>&,
-                                                             const c10d::ScatterOptions&) {
-  NotOffered("scatter");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::reduce_scatter(
-    std::vector<at::Tensor>&, std::vector<std::vector<at::Tensor>>&,
-    const c10d::ReduceScatterOptions&) {
-  NotOffered("reduce_scatter");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::reduce_scatter_single(
-    at::Tensor&, at::Tensor&, const c10d::ReduceScatterOptions&) {
-  NotOffered("reduce_scatter_single");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::reduce_scatter_single_coalesced(
-    std::vector<at::Tensor>&, std::vector<at::Tensor>&, const c10d::ReduceScatterOptions&) {
-  NotOffered("reduce_scatter_single_coalesced");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::all_to_all_single(
-    at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
-    const c10d::AllToAllOptions&) {
-  NotOffered("all_to_all_single");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::alltoall(std::vector<at::Tensor>&,
-                                                              std::vector<at::Tensor>&,
-                                                              const c10d::AllToAllOptions&) {
-  NotOffered("all_to_all");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::send(std::vector<at::Tensor>&, int, int) {
-  NotOffered("send");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::recv(std::vector<at::Tensor>&, int, int) {
-  NotOffered("recv");
-}
-c10::intrusive_ptr<c10d::Work> ProcessGroupGradsync::recvAnysource(std::vector<at::Tensor>&, int) {
-  NotOffered("recv from any source");
+
+WorkPtr ProcessGroupGradsync::recvAnysource(Tensors& tensors, int tag) {
+  const at::Tensor& tensor = OnlyOne(tensors, "recv");
+  auto work = NewMessage(c10d::OpType::RECVANYSOURCE, "gradsync:recv_any_source", tensors);
+  messenger_.Receive(work, tensor, GRADSYNC_ANY_RANK, static_cast<uint32_t>(tag), timeout_.load());
+  return work;
 }
 
 }  // namespace gradsync::torch

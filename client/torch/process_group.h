@@ -6,10 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "client/torch/messenger.h"
+#include "client/torch/monitored_barrier.h"
 #include "client/torch/ordered_worker.h"
 #include "client/torch/session.h"
 
@@ -60,35 +63,44 @@ class ProcessGroupGradsync : public c10d::Backend {
       const c10d::AllgatherOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
 
-  // Not offered yet: each throws NotImplementedError, which names it.
-  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>&,
-                                                  const c10d::AllreduceOptions&) override;
-  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>&,
-                                        const c10d::ReduceOptions&) override;
-  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>&,
-                                        std::vector<at::Tensor>&,
-                                        const c10d::GatherOptions&) override;
-  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor&, at::Tensor&,
-                                               const c10d::GatherOptions&) override;
-  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>&,
-                                         std::vector<std::vector<at::Tensor>>&,
-                                         const c10d::ScatterOptions&) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>&,
-                                                std::vector<std::vector<at::Tensor>>&,
-                                                const c10d::ReduceScatterOptions&) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor&, at::Tensor&,
-                                                       const c10d::ReduceScatterOptions&) override;
+  // Throws RuntimeError with torch's words if a rank has not come in time, but leaves the group
+  // usable. Keeps no order with the collectives.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
+                                                  const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
+                                               const c10d::GatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                std::vector<std::vector<at::Tensor>>& inputs,
+                                                const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter_single_coalesced(
-      std::vector<at::Tensor>&, std::vector<at::Tensor>&,
-      const c10d::ReduceScatterOptions&) override;
-  c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor&, at::Tensor&, std::vector<int64_t>&,
-                                                   std::vector<int64_t>&,
-                                                   const c10d::AllToAllOptions&) override;
-  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>&, std::vector<at::Tensor>&,
-                                          const c10d::AllToAllOptions&) override;
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override;
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override;
-  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>&, int) override;
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& opts) override;
+  // Splits are given by every rank or by none.
+  c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                                   std::vector<int64_t>& output_splits,
+                                                   std::vector<int64_t>& input_splits,
+                                                   const c10d::AllToAllOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& opts) override;
+
+  // Messages keep no order with the collectives; what is sent is copied at once. Works of receives
+  // know the source's rank.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
  private:
   // How one call is to be carried out.
@@ -102,13 +114,19 @@ class ProcessGroupGradsync : public c10d::Backend {
   template <typename Operation>
   c10::intrusive_ptr<c10d::Work> Start(const Call& call, std::vector<at::Tensor> outputs,
                                        Operation operation);
+  Timeout TimeoutOr(Timeout timeout) const;
+  c10::intrusive_ptr<CollectiveWork> NewMessage(c10d::OpType type, const char* title,
+                                                std::vector<at::Tensor> tensors);
 
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<const Group> group_;
   const bool owns_session_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};
+  std::mutex monitored_barrier_mutex_;
+  MonitoredBarrier monitored_barrier_;
   OrderedWorker worker_;
+  Messenger messenger_;
 };
 
 }  // namespace gradsync::torch

@@ -95,4 +95,63 @@ void Group::Barrier(Timeout timeout) const {
   Check(gradsync_barrier(handle_, Milliseconds(timeout), &error), error);
 }
 
+void Group::Reduce(void* data, uint64_t count, gradsync_dtype dtype, gradsync_reduce_op op,
+                   uint32_t root, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_reduce(handle_, data, count, dtype, op, root, Milliseconds(timeout), &error),
+        error);
+}
+
+void Group::Gather(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                   uint32_t root, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_gather(handle_, input, output, count, dtype, root, Milliseconds(timeout), &error),
+        error);
+}
+
+void Group::Scatter(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                    uint32_t root, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_scatter(handle_, input, output, count, dtype, root, Milliseconds(timeout), &error),
+        error);
+}
+
+void Group::ReduceScatter(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                          gradsync_reduce_op op, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_reduce_scatter(handle_, input, output, count, dtype, op, Milliseconds(timeout),
+                                &error),
+        error);
+}
+
+void Group::AllToAll(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                     Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_all_to_all(handle_, input, output, count, dtype, Milliseconds(timeout), &error),
+        error);
+}
+
+Request Group::BeginSend(const void* data, uint64_t bytes, uint32_t to, uint64_t tag,
+                         Timeout timeout) const {
+  gradsync_error error{};
+  gradsync_request* request = nullptr;
+  Check(gradsync_send_begin(handle_, data, bytes, to, tag, Milliseconds(timeout), &request, &error),
+        error);
+  return Request(request);
+}
+
+Request Group::BeginReceive(uint32_t from, uint64_t tag, Timeout timeout) const {
+  gradsync_error error{};
+  gradsync_request* request = nullptr;
+  Check(gradsync_receive_begin(handle_, from, tag, Milliseconds(timeout), &request, &error), error);
+  return Request(request);
+}
+
+uint32_t Request::End(void* data, uint64_t bytes) const {
+  gradsync_error error{};
+  uint32_t from = 0;
+  Check(gradsync_request_end(get(), data, bytes, &from, &error), error);
+  return from;
+}
+
 }  // namespace gradsync::torch

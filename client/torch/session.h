@@ -52,6 +52,22 @@ class Session {
   gradsync_session* handle_ = nullptr;  // null once closed
 };
 
+// A message that is being sent or received. Must not outlive its group.
+class Request {
+ public:
+  explicit Request(gradsync_request* handle) : handle_(handle) {}
+  gradsync_request* get() const { return handle_.get(); }
+
+  // Waits. Of a receive: what was received, of exactly that size, and the sender.
+  uint32_t End(void* data, uint64_t bytes) const;
+
+ private:
+  struct Free {
+    void operator()(gradsync_request* handle) const { gradsync_request_free(handle); }
+  };
+  std::unique_ptr<gradsync_request, Free> handle_;
+};
+
 // An ordered set of the job's ranks with one stream of operations. As thread-safe as the C
 // interface: callers keep the order in which they call.
 class Group {
@@ -74,6 +90,21 @@ class Group {
   void AllGather(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
                  Timeout timeout) const;
   void Barrier(Timeout timeout) const;
+  void Reduce(void* data, uint64_t count, gradsync_dtype dtype, gradsync_reduce_op op,
+              uint32_t root, Timeout timeout) const;
+  void Gather(const void* input, void* output, uint64_t count, gradsync_dtype dtype, uint32_t root,
+              Timeout timeout) const;
+  void Scatter(const void* input, void* output, uint64_t count, gradsync_dtype dtype, uint32_t root,
+               Timeout timeout) const;
+  void ReduceScatter(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                     gradsync_reduce_op op, Timeout timeout) const;
+  void AllToAll(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
+                Timeout timeout) const;
+
+  Request BeginSend(const void* data, uint64_t bytes, uint32_t to, uint64_t tag,
+                    Timeout timeout) const;
+  // `from`: GRADSYNC_ANY_RANK is any.
+  Request BeginReceive(uint32_t from, uint64_t tag, Timeout timeout) const;
 
  private:
   std::shared_ptr<Session> session_;

@@ -51,6 +51,10 @@ bool IsPlain(const at::Tensor& tensor) {
 
 at::Tensor NewPlain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
 
+at::Tensor PlainInput(const at::Tensor& tensor) {
+  return IsPlain(tensor) ? tensor : NewPlain(tensor).copy_(tensor);
+}
+
 Elements ElementsToMove(const at::Tensor& tensor) {
   if (const auto dtype = DTypeOf(tensor.scalar_type())) {
     return {*dtype, static_cast<uint64_t>(tensor.numel())};

@@ -24,6 +24,21 @@ bool IsPlain(const at::Tensor& tensor);
 // A new plain tensor of the same type and sizes; its content is undefined.
 at::Tensor NewPlain(const at::Tensor& like);
 
+// `tensor`, or a plain copy of it.
+at::Tensor PlainInput(const at::Tensor& tensor);
+
+// Calls `operation` on `tensor`, or on a plain copy that is copied back.
+template <typename Operation>
+void InPlace(const at::Tensor& tensor, Operation operation) {
+  if (IsPlain(tensor)) {
+    operation(tensor);
+    return;
+  }
+  const at::Tensor plain = PlainInput(tensor);
+  operation(plain);
+  tensor.copy_(plain);
+}
+
 // Any memory as elements of one byte or of the tensor's own type, for operations that only move it.
 struct Elements {
   gradsync_dtype dtype;

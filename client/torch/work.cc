@@ -13,18 +13,18 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
       timeout_(timeout) {}
 
 void CollectiveWork::Complete(const std::exception_ptr& exception) {
-  finish(exception);
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard lock(mutex_);
-    if (future_ && !settled_) {
-      settled_ = true;
-      future = future_;
-    }
-  }
-  // Outside the lock: runs the future's callbacks.
-  if (future) Settle(*future);
+  if (Finish(exception)) Settle();
 }
+
+bool CollectiveWork::Finish(const std::exception_ptr& exception) {
+  finish(exception);
+  const std::lock_guard lock(mutex_);
+  if (!future_ || settled_) return false;
+  settled_ = true;
+  return true;
+}
+
+void CollectiveWork::Settle() { SetValueOf(*future_); }
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   const std::lock_guard lock(mutex_);
@@ -33,13 +33,13 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (completed_) {
       settled_ = true;
-      Settle(*future_);
+      SetValueOf(*future_);
     }
   }
   return future_;
 }
 
-void CollectiveWork::Settle(c10::ivalue::Future& future) {
+void CollectiveWork::SetValueOf(c10::ivalue::Future& future) {
   if (exception_) {
     future.setError(exception_);
   } else {

@@ -16,7 +16,8 @@
 namespace gradsync {
 
 // One operation whose inputs are all there. Ranks are indices into `inputs` and `outputs`, in the
-// group's order. `outputs[i]` may equal `inputs[i]` (in place); other overlaps are not allowed.
+// group's order. `outputs[i]` may equal `inputs[i]` (in place), but for kAllToAll; other overlaps
+// are not allowed.
 struct Task {
   // The owner's name for it, by which it is known after a crash (cpu/recovery.h). Others may share
   // it where nothing is recovered.
@@ -24,10 +25,11 @@ struct Task {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
   ReduceOp reduce_op = ReduceOp::kSum;
-  uint32_t root = 0;   // kBroadcast only
-  uint64_t count = 0;  // elements of each input
-  // Both have one entry per rank. Bytes: count x DTypeSize(dtype); the outputs of kAllGather are
-  // inputs.size() times that. Aligned to the element's size.
+  uint32_t root = 0;   // of a kind that has one
+  uint64_t count = 0;  // elements of a block
+  // Both have one entry per rank, null where OpTraits says that the rank has none (what is there
+  // all the same is ignored). Each is one block, of count x DTypeSize(dtype) bytes, or one for each
+  // rank. Aligned to the element's size.
   std::vector<const std::byte*> inputs;
   std::vector<std::byte*> outputs;
   // Keeps the memory mapped until the task is done, whatever becomes of its sessions.

@@ -9,6 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "server/engine/engine.h"
+#include "server/job/operation.h"
 #include "shm/status.h"
 
 namespace gradsync {
@@ -45,6 +46,15 @@ struct ReplyCreateGroup {
   Status status;
 };
 
+// Answer a request to send or to receive a message: with `status`, or the message that has come, or
+// (null) that the one sent was taken.
+struct AnswerMessage {
+  SessionId session = 0;
+  uint32_t request_id = 0;
+  Status status;
+  std::shared_ptr<const Message> message;
+};
+
 // The session broke the rules, or its job cannot go on: send it `status` and close it. The session
 // has left already; do not call JobTable::Leave for it.
 struct CloseSession {
@@ -52,8 +62,8 @@ struct CloseSession {
   Status status;
 };
 
-using Action =
-    std::variant<StartTask, CompleteOperations, FailGroup, ReplyCreateGroup, CloseSession>;
+using Action = std::variant<StartTask, CompleteOperations, FailGroup, ReplyCreateGroup,
+                            AnswerMessage, CloseSession>;
 using Actions = absl::InlinedVector<Action, 4>;
 
 }  // namespace gradsync

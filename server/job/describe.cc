@@ -12,7 +12,7 @@ namespace {
 
 bool HasElements(OpKind kind) { return kind != OpKind::kBarrier; }
 
-bool Reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kBucketReduce; }
+bool Reduces(OpKind kind) { return TraitsOf(kind).reduces; }
 
 struct Differences {
   bool kind, dtype, count, reduce_op, root, bucket;
@@ -26,7 +26,7 @@ Differences Compare(const Operation& a, const Operation& b) {
           .dtype = elements && a.dtype != b.dtype,
           .count = elements && a.count != b.count,
           .reduce_op = Reduces(a.kind) && Reduces(b.kind) && a.reduce_op != b.reduce_op,
-          .root = both(OpKind::kBroadcast) && a.root != b.root,
+          .root = a.kind == b.kind && TraitsOf(a.kind).has_root && a.root != b.root,
           .bucket = both(OpKind::kBucketReduce) && a.bucket != b.bucket};
 }
 
@@ -38,7 +38,10 @@ std::string DescribeOperation(const Operation& operation) {
     absl::StrAppend(&text, " of ", operation.count, " ", DTypeName(operation.dtype));
   }
   if (Reduces(operation.kind)) absl::StrAppend(&text, " (", ReduceOpName(operation.reduce_op), ")");
-  if (operation.kind == OpKind::kBroadcast) absl::StrAppend(&text, " from root ", operation.root);
+  const OpTraits& traits = TraitsOf(operation.kind);
+  if (traits.has_root) {
+    absl::StrAppend(&text, traits.gives == Who::kRoot ? " from" : " to", " root ", operation.root);
+  }
   if (operation.kind == OpKind::kBucketReduce) {
     absl::StrAppend(&text, ", bucket ", operation.bucket);
   }

@@ -138,7 +138,8 @@ void GroupScheduler::Record(const Pending& finished, Time now) {
                   .queue = finished.started - finished.last,
                   .reduce = now - finished.started};
   if (operation.kind != OpKind::kBarrier) {
-    const uint64_t copies = operation.kind == OpKind::kAllGather ? members_.size() : 1;
+    const OpTraits& traits = TraitsOf(operation.kind);
+    const uint64_t copies = traits.input_per_rank || traits.output_per_rank ? members_.size() : 1;
     bytes_ += operation.count * DTypeSize(operation.dtype) * copies;
   }
   if (operation.kind == OpKind::kBucketReduce) {

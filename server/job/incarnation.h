@@ -15,6 +15,7 @@
 #include "absl/container/btree_map.h"
 #include "server/job/actions.h"
 #include "server/job/group_scheduler.h"
+#include "server/job/mailboxes.h"
 #include "server/job/operation.h"
 #include "shm/status.h"
 
@@ -82,18 +83,23 @@ struct FormedGroup {
 
   FormedGroup(GroupId group_id, Incarnation* of, const std::string& tag_text,
               const std::vector<uint32_t>& ranks)
-      : id(group_id), incarnation(of), tag(tag_text), scheduler(of->key.name, tag_text, ranks) {}
+      : id(group_id),
+        incarnation(of),
+        tag(tag_text),
+        scheduler(of->key.name, tag_text, ranks),
+        mailboxes(of->key.name, tag_text, ranks) {}
 
   GroupId id;
   Incarnation* incarnation;
   std::string tag;
   GroupScheduler scheduler;
+  Mailboxes mailboxes;
   std::vector<Member> members;
   uint32_t active = 0;
   // What its active members' sessions are charged with, as JobTable last saw it.
   uint64_t operations = 0;
   uint64_t buckets = 0;
-  // When JobTable will look at the scheduler's deadline; may be too early, never too late.
+  // When JobTable will look at its deadlines; may be too early, never too late.
   std::optional<Time> alarm;
 };
 

@@ -59,6 +59,11 @@ class JobTable::Impl {
   std::optional<Membership> FindGroup(SessionId id, uint32_t number) const;
   void Submit(SessionId id, uint32_t number, const Operation& operation, MemberBuffers buffers,
               Time now, Actions* actions);
+  void Send(SessionId id, uint32_t number, uint32_t request_id, uint32_t to,
+            std::shared_ptr<Message> message, Duration timeout, Time now, Actions* actions);
+  void Receive(SessionId id, uint32_t number, uint32_t request_id, std::optional<uint32_t> from,
+               uint64_t tag, Duration timeout, Time now, Actions* actions);
+  void CancelMessage(SessionId id, uint32_t number, uint32_t request_id, Actions* actions);
   void Finished(GroupId id, uint64_t sequence, Time now, Actions* actions);
   void Leave(SessionId id, Departure departure, Actions* actions);
   void CheckDeadlines(Time now, Actions* actions);
@@ -95,6 +100,9 @@ class JobTable::Impl {
   void ReleaseIfOver(Incarnation* incarnation);
 
   void Apply(FormedGroup* group, Decision decision, Actions* actions);
+  // The session's group, if it may have another message; else null, and the request is answered.
+  const Slot* AdmitMessage(SessionId id, uint32_t number, uint32_t request_id, Actions* actions);
+  static void Answer(const FormedGroup& group, MessageAnswers answers, Actions* actions);
   bool Recount(FormedGroup* group);
   void UpdateAlarm(FormedGroup* group);
   const Session* Find(SessionId id) const;
@@ -352,6 +360,69 @@ void JobTable::Impl::Submit(SessionId id, uint32_t number, const Operation& oper
   Remove(id, /*orderly=*/false, clause, actions);
 }
 
+const Slot* JobTable::Impl::AdmitMessage(SessionId id, uint32_t number, uint32_t request_id,
+                                         Actions* actions) {
+  const Session* session = Find(id);
+  if (session == nullptr) return nullptr;
+  const Slot* slot = session->FindActive(number);
+  Status status;
+  if (slot == nullptr) {
+    status = NoSuchGroupStatus(*session->incarnation, session->rank, number);
+  } else if (!slot->group->scheduler.failure().ok()) {
+    status = slot->group->scheduler.failure();
+  } else {
+    uint64_t held = 0;
+    for (const Slot& one : session->slots) {
+      if (one.group != nullptr) held += one.group->mailboxes.HeldBy(one.member);
+    }
+    if (held >= kMaxSessionMessages) {
+      status = TooManyMessagesStatus(*session->incarnation, session->rank);
+    }
+  }
+  if (status.ok()) return slot;
+  actions->push_back(AnswerMessage{id, request_id, std::move(status), nullptr});
+  return nullptr;
+}
+
+void JobTable::Impl::Send(SessionId id, uint32_t number, uint32_t request_id, uint32_t to,
+                          std::shared_ptr<Message> message, Duration timeout, Time now,
+                          Actions* actions) {
+  const Slot* slot = AdmitMessage(id, number, request_id, actions);
+  if (slot == nullptr) return;
+  message->from = slot->member;
+  Mailboxes& mailboxes = slot->group->mailboxes;
+  Answer(*slot->group, mailboxes.Send(request_id, to, std::move(message), timeout, now), actions);
+  UpdateAlarm(slot->group);
+}
+
+void JobTable::Impl::Receive(SessionId id, uint32_t number, uint32_t request_id,
+                             std::optional<uint32_t> from, uint64_t tag, Duration timeout, Time now,
+                             Actions* actions) {
+  const Slot* slot = AdmitMessage(id, number, request_id, actions);
+  if (slot == nullptr) return;
+  Mailboxes& mailboxes = slot->group->mailboxes;
+  Answer(*slot->group, mailboxes.Receive(slot->member, request_id, from, tag, timeout, now),
+         actions);
+  UpdateAlarm(slot->group);
+}
+
+void JobTable::Impl::CancelMessage(SessionId id, uint32_t number, uint32_t request_id,
+                                   Actions* actions) {
+  const Session* session = Find(id);
+  const Slot* slot = session == nullptr ? nullptr : session->FindActive(number);
+  if (slot == nullptr) return;
+  Answer(*slot->group, slot->group->mailboxes.Cancel(slot->member, request_id), actions);
+}
+
+void JobTable::Impl::Answer(const FormedGroup& group, MessageAnswers answers, Actions* actions) {
+  for (MessageAnswer& answer : answers) {
+    const FormedGroup::Member& member = group.members[answer.member];
+    if (!member.active) continue;
+    actions->push_back(AnswerMessage{member.session, answer.request_id, std::move(answer.status),
+                                     std::move(answer.message)});
+  }
+}
+
 void JobTable::Impl::Finished(GroupId id, uint64_t sequence, Time now, Actions* actions) {
   const auto found = groups_.find(id);
   if (found == groups_.end()) return;
@@ -374,6 +445,9 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
     if (!decision.failure.ok()) {
       actions->push_back(FailGroup{member.session, member.number, decision.failure});
     }
+  }
+  if (!decision.failure.ok()) {
+    Answer(*group, group->mailboxes.Fail(decision.failure), actions);
   }
   if (decision.start != nullptr) {
     ++running_;
@@ -416,6 +490,7 @@ void JobTable::Impl::DestroyGroup(SessionId id, uint32_t number, Actions* action
   DeactivateMember(group, member);
   const Status clause = DestroyedClause(*session.incarnation, session.rank, group->tag);
   Apply(group, group->scheduler.MemberGone(member, /*orderly=*/true, clause), actions);
+  Answer(*group, group->mailboxes.MemberGone(member, clause), actions);
   ReleaseGroupIfOver(group);
 }
 
@@ -438,6 +513,7 @@ void JobTable::Impl::Remove(SessionId id, bool orderly, const Status& clause, Ac
     if (slot.group == nullptr) continue;
     DeactivateMember(slot.group, slot.member);
     Apply(slot.group, slot.group->scheduler.MemberGone(slot.member, orderly, clause), actions);
+    Answer(*slot.group, slot.group->mailboxes.MemberGone(slot.member, clause), actions);
     ReleaseGroupIfOver(slot.group);
   }
   ReleaseIfOver(incarnation);
@@ -479,7 +555,10 @@ void JobTable::Impl::ReleaseIfOver(Incarnation* incarnation) {
 // ---- Time ---------------------------------------------------------------------------------------
 
 void JobTable::Impl::UpdateAlarm(FormedGroup* group) {
-  const std::optional<Time> deadline = group->scheduler.NextDeadline();
+  std::optional<Time> deadline = group->scheduler.NextDeadline();
+  if (const std::optional<Time> of_messages = group->mailboxes.NextDeadline(); of_messages) {
+    deadline = deadline ? std::min(*deadline, *of_messages) : *of_messages;
+  }
   if (!deadline || (group->alarm && *group->alarm <= *deadline)) return;
   if (group->alarm) group_alarms_.erase({*group->alarm, group->id});
   group->alarm = deadline;
@@ -491,6 +570,7 @@ void JobTable::Impl::CheckDeadlines(Time now, Actions* actions) {
     FormedGroup* group = groups_.at(group_alarms_.begin()->second).get();
     group_alarms_.erase(group_alarms_.begin());
     group->alarm.reset();
+    Answer(*group, group->mailboxes.CheckDeadlines(now), actions);
     Apply(group, group->scheduler.CheckDeadline(now), actions);
   }
   while (!rendezvous_alarms_.empty() && rendezvous_alarms_.begin()->first.first <= now) {
@@ -624,6 +704,26 @@ Actions JobTable::Submit(SessionId session, uint32_t number, const Operation& op
                          MemberBuffers buffers, Time now) {
   Actions actions;
   impl_->Submit(session, number, operation, std::move(buffers), now, &actions);
+  return actions;
+}
+
+Actions JobTable::Send(SessionId session, uint32_t number, uint32_t request_id, uint32_t to,
+                       std::shared_ptr<Message> message, Duration timeout, Time now) {
+  Actions actions;
+  impl_->Send(session, number, request_id, to, std::move(message), timeout, now, &actions);
+  return actions;
+}
+
+Actions JobTable::Receive(SessionId session, uint32_t number, uint32_t request_id,
+                          std::optional<uint32_t> from, uint64_t tag, Duration timeout, Time now) {
+  Actions actions;
+  impl_->Receive(session, number, request_id, from, tag, timeout, now, &actions);
+  return actions;
+}
+
+Actions JobTable::CancelMessage(SessionId session, uint32_t number, uint32_t request_id) {
+  Actions actions;
+  impl_->CancelMessage(session, number, request_id, &actions);
   return actions;
 }
 

@@ -89,6 +89,17 @@ class JobTable {
                  MemberBuffers buffers, Time now);
   static constexpr uint64_t kSequenceWindow = gradsync::kSequenceWindow;
 
+  // Messages within the session's group `number`; `to` and `from` are below its size. Answered by
+  // AnswerMessage, now or later: kDeadlineExceeded after `timeout`; kRankLost when the other rank
+  // has left or died; kOutOfMemory beyond kMaxSessionMessages; the group's failure.
+  Actions Send(SessionId session, uint32_t number, uint32_t request_id, uint32_t to,
+               std::shared_ptr<Message> message, Duration timeout, Time now);
+  Actions Receive(SessionId session, uint32_t number, uint32_t request_id,
+                  std::optional<uint32_t> from, uint64_t tag, Duration timeout, Time now);
+
+  // Ends one of those that has no answer yet.
+  Actions CancelMessage(SessionId session, uint32_t number, uint32_t request_id);
+
   // The engine has finished a StartTask. Also for groups that have failed meanwhile.
   Actions Finished(GroupId group, uint64_t sequence, Time now);
 

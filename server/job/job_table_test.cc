@@ -86,6 +86,17 @@ class JobTableTest : public testing::Test {
     return table_.Submit(session, number, operation, HalfMinute(), now_);
   }
 
+  Actions Send(SessionId session, uint32_t number, uint32_t request_id, uint32_t to) {
+    auto message = std::make_shared<Message>();
+    message->tag = 3;
+    return table_.Send(session, number, request_id, to, std::move(message), seconds(5), now_);
+  }
+
+  Actions Receive(SessionId session, uint32_t number, uint32_t request_id,
+                  std::optional<uint32_t> from) {
+    return table_.Receive(session, number, request_id, from, 3, seconds(5), now_);
+  }
+
   void ExpectNothingIsLeft() {
     EXPECT_EQ(table_.session_count(), 0u);
     EXPECT_EQ(table_.running_count(), 0u);
@@ -469,6 +480,56 @@ TEST_F(JobTableTest, AbortFailsTheGroupOnEveryRank) {
   const Actions actions = table_.AbortGroup(1, 0, why, now_);
   EXPECT_THAT(Lines(actions), ElementsAre("fail s0 #0 MISMATCH", "fail s1 #0 MISMATCH"));
   EXPECT_EQ(Text(actions), "parameter 3 differs");
+}
+
+TEST_F(JobTableTest, MessagesGoFromMemberToMemberWhileAnOperationWaits) {
+  JoinAll(3);
+  FormGroup("pair", {2, 0});
+  Submit(0, 0, AllReduce(0));
+  EXPECT_THAT(Lines(Receive(0, 0, 5, 0)), IsEmpty());
+  EXPECT_THAT(Lines(Send(2, 0, 6, 1)), ElementsAre("answer s2 r6 OK", "answer s0 r5 message of 0"));
+  EXPECT_THAT(Lines(Send(1, 0, 7, 1)), ElementsAre("answer s1 r7 PROTOCOL"));  // not in it
+  EXPECT_THAT(Lines(Submit(2, 0, AllReduce(0))), ElementsAre("start 0"));
+}
+
+TEST_F(JobTableTest, MessagesEndWithTheirGroup) {
+  JoinAll(3);
+  FormGroup("world", {0, 1, 2});
+  Receive(0, 0, 1, 1);
+  Receive(0, 0, 2, std::nullopt);
+  EXPECT_THAT(Lines(table_.DestroyGroup(1, 0, now_)), ElementsAre("answer s0 r1 RANK_LOST"));
+  const Actions actions = table_.Leave(2, Departure::kLost, now_);
+  EXPECT_THAT(Lines(actions), ElementsAre("fail s0 #0 RANK_LOST", "answer s0 r2 RANK_LOST"));
+  EXPECT_THAT(Lines(Send(0, 0, 3, 2)), ElementsAre("answer s0 r3 RANK_LOST"));
+  table_.Leave(0, Departure::kGoodbye, now_);
+  table_.Leave(1, Departure::kGoodbye, now_);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(JobTableTest, AReceiveEndsAtItsDeadlineAndTheGroupGoesOn) {
+  JoinAll(2);
+  FormGroup("world", {0, 1});
+  Receive(0, 0, 1, 1);
+  EXPECT_EQ(table_.NextDeadline(), now_ + seconds(5));
+  now_ += seconds(5);
+  EXPECT_THAT(Lines(table_.CheckDeadlines(now_)), ElementsAre("answer s0 r1 DEADLINE_EXCEEDED"));
+  EXPECT_EQ(table_.NextDeadline(), std::nullopt);
+  Submit(0, 0, AllReduce(0));
+  EXPECT_THAT(Lines(Submit(1, 0, AllReduce(0))), ElementsAre("start 0"));
+}
+
+TEST_F(JobTableTest, MessagesOfAllGroupsOfASessionAreLimited) {
+  JoinAll(2);
+  FormGroup("a", {0, 1});
+  FormGroup("b", {0, 1});
+  uint32_t id = 0;
+  for (; id < kMaxSessionMessages / 2; ++id) Send(0, 0, id, 1);
+  for (; id < kMaxSessionMessages; ++id) EXPECT_THAT(Receive(0, 1, id, 1), IsEmpty());
+  EXPECT_THAT(Lines(Send(0, 1, 9999, 1)), ElementsAre("answer s0 r9999 OUT_OF_MEMORY"));
+  EXPECT_THAT(Lines(table_.CancelMessage(0, 1, kMaxSessionMessages - 1)),
+              ElementsAre("answer s0 r4095 FAILED_PRECONDITION"));
+  EXPECT_THAT(Lines(Send(0, 1, 9999, 1)), ElementsAre("answer s0 r9999 OK"));
+  EXPECT_THAT(Lines(Send(1, 0, 1, 0)), ElementsAre("answer s1 r1 OK"));  // another session
 }
 
 TEST_F(JobTableTest, DescriptionsGoToTheSessionsGroup) {

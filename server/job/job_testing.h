@@ -75,6 +75,11 @@ inline std::string Line(const Action& action) {
           return absl::StrCat(
               "reply s", what.session, " r", what.request_id, " ",
               what.status.ok() ? absl::StrCat("#", what.number) : CodeName(what.status.code()));
+        } else if constexpr (std::is_same_v<T, AnswerMessage>) {
+          return absl::StrCat("answer s", what.session, " r", what.request_id, " ",
+                              what.message != nullptr
+                                  ? absl::StrCat("message of ", what.message->from)
+                                  : std::string(CodeName(what.status.code())));
         } else {
           return absl::StrCat("close s", what.session, " ", CodeName(what.status.code()));
         }

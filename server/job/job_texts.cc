@@ -181,6 +181,13 @@ Status TooManyBucketsStatus(const Incarnation& incarnation, uint32_t rank) {
                        " buckets. Make buckets larger, or destroy groups that are done with.")};
 }
 
+Status TooManyMessagesStatus(const Incarnation& incarnation, uint32_t rank) {
+  return {Code::kOutOfMemory,
+          absl::StrCat(JobText(incarnation), ": rank ", rank, " has ", kMaxSessionMessages,
+                       " messages sent, or being waited for, that have not been received; receive "
+                       "some before more")};
+}
+
 Status NoSuchGroupStatus(const Incarnation& incarnation, uint32_t rank, uint32_t number) {
   return {Code::kProtocol, absl::StrCat(JobText(incarnation), ": rank ", rank,
                                         " submitted an operation to its group number ", number,

@@ -36,6 +36,7 @@ Status TagInUseStatus(const Incarnation& incarnation, uint32_t rank, const std::
 Status TooManyGroupsStatus(const Incarnation& incarnation, uint32_t rank, const std::string& tag);
 Status TooManyOperationsStatus(const Incarnation& incarnation, uint32_t rank);
 Status TooManyBucketsStatus(const Incarnation& incarnation, uint32_t rank);
+Status TooManyMessagesStatus(const Incarnation& incarnation, uint32_t rank);
 Status NoSuchGroupStatus(const Incarnation& incarnation, uint32_t rank, uint32_t number);
 Status ShuttingDownStatus(const std::string& job);
 

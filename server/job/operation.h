@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "shm/types.h"
+#include "shm/unique_fd.h"
 
 namespace gradsync {
 
@@ -36,12 +38,22 @@ struct MemberBuffers {
   Duration timeout = Duration::zero();
 };
 
+// What one member of a group sends to another. The daemon only passes it on.
+struct Message {
+  uint32_t from = 0;  // index in the group
+  uint64_t tag = 0;
+  uint64_t bytes = 0;
+  std::vector<std::byte> data;  // all of it, if it is short
+  UniqueFd memory;              // else a memfd of its size
+};
+
 // How far a rank may submit ahead of what its group has completed; also the most buckets of a plan.
 inline constexpr uint64_t kSequenceWindow = 65536;
 
 // What the groups of one session, together, may make the daemon remember.
 inline constexpr uint64_t kMaxSessionOperations = 65536;  // submitted by some rank, not complete
 inline constexpr uint64_t kMaxSessionBuckets = 65536;     // described
+inline constexpr uint64_t kMaxSessionMessages = 4096;  // sent or waited for, and not yet received
 
 // What a bucket of a registered plan holds, for texts and inspection.
 struct BucketDescription {

@@ -15,6 +15,10 @@
 namespace gradsync {
 namespace {
 
+Duration TimeoutOf(uint32_t milliseconds) {
+  return std::chrono::milliseconds(std::min(milliseconds, kMaxTimeoutMs));
+}
+
 // How much of one session is handled before the others have their turn.
 constexpr uint32_t kEntriesPerRound = 64;
 constexpr int kFramesPerRound = 16;
@@ -94,6 +98,7 @@ std::optional<Time> Dispatcher::NextDeadline() const {
 void Dispatcher::HandleEvent(const PollEvent& event, Time now) {
   TrainerSession* session = executor_->Find(event.session);
   if (session == nullptr) return;
+  session->Flush();
   ReceiveFrames(session, now);
   if (event.source != EventSource::kProcess || session->closed()) return;
   CatchUp();
@@ -156,12 +161,12 @@ void Dispatcher::WakeUp() {
 
 void Dispatcher::ReceiveFrames(TrainerSession* session, Time now) {
   for (int i = 0; i < kFramesPerRound && !session->closed(); ++i) {
-    const Result<Frame> frame = session->Receive();
+    Result<Frame> frame = session->Receive();
     if (!frame && frame.error().code() == Code::kDeadlineExceeded) return;  // nothing more there
     CatchUp();
     if (session->closed()) return;
     if (frame) {
-      HandleFrame(session, *frame, now);
+      HandleFrame(session, *std::move(frame), now);
       continue;
     }
     if (frame.error().code() == Code::kDaemonLost) {  // seen from this end: the trainer is gone
@@ -172,21 +177,23 @@ void Dispatcher::ReceiveFrames(TrainerSession* session, Time now) {
   }
 }
 
-void Dispatcher::HandleFrame(TrainerSession* session, const Frame& frame, Time now) {
+void Dispatcher::HandleFrame(TrainerSession* session, Frame frame, Time now) {
   const Result<FrameHeader> header = CheckHeader(frame.bytes);
   if (!header) {
     executor_->Break(session, header.error());
     return;
   }
-  Status handled = frame.fds.empty()
-                       ? HandleRequest(session, *header, frame.bytes, now)
+  const bool may_carry = header->type == static_cast<uint16_t>(FrameType::kSendMessage);
+  Status handled = frame.fds.empty() || may_carry
+                       ? HandleRequest(session, *header, std::move(frame), now)
                        : Status(Code::kProtocol, absl::StrCat("a ", FrameTypeName(header->type),
                                                               " frame carries descriptors"));
   if (!handled.ok()) executor_->Break(session, handled);
 }
 
-Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& header,
-                                 std::span<const std::byte> frame, Time now) {
+Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& header, Frame whole,
+                                 Time now) {
+  const std::span<const std::byte> frame = whole.bytes;
   const auto type = static_cast<FrameType>(header.type);
   if (session->joined() == (type == FrameType::kHello)) {
     return {Code::kProtocol,
@@ -208,6 +215,12 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
       return HandleAbortGroup(session, frame, now);
     case FrameType::kDescribeBucket:
       return HandleDescribeBucket(session, frame);
+    case FrameType::kSendMessage:
+      return HandleSendMessage(session, std::move(whole), now);
+    case FrameType::kReceiveMessage:
+      return HandleReceiveMessage(session, frame, now);
+    case FrameType::kCancelMessage:
+      return HandleCancelMessage(session, frame);
     case FrameType::kGoodbye:
       return HandleGoodbye(session, frame);
     case FrameType::kWelcome:
@@ -215,6 +228,7 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
     case FrameType::kGroupCreated:
     case FrameType::kDone:
     case FrameType::kError:
+    case FrameType::kMessageReceived:
       break;
   }
   return {Code::kProtocol,
@@ -339,6 +353,41 @@ Status Dispatcher::HandleDescribeBucket(TrainerSession* session, std::span<const
   } else {
     ReplyError(session, request->header.request_id, described);
   }
+  return OkStatus();
+}
+
+Status Dispatcher::HandleSendMessage(TrainerSession* session, Frame frame, Time now) {
+  const Result<SendMessage> request = CheckMessage<SendMessage>(frame.bytes);
+  if (!request) return request.error();
+  JobTable& jobs = executor_->jobs();
+  Result<std::shared_ptr<Message>> message =
+      CheckSendMessage(*request, &frame.fds, jobs.FindGroup(session->id(), request->group));
+  if (!message) return message.error();
+  executor_->Apply(jobs.Send(session->id(), request->group, request->header.request_id, request->to,
+                             *std::move(message), TimeoutOf(request->timeout_ms), now));
+  return OkStatus();
+}
+
+Status Dispatcher::HandleReceiveMessage(TrainerSession* session, std::span<const std::byte> frame,
+                                        Time now) {
+  const Result<ReceiveMessage> request = CheckMessage<ReceiveMessage>(frame);
+  if (!request) return request.error();
+  JobTable& jobs = executor_->jobs();
+  GRADSYNC_RETURN_IF_ERROR(
+      CheckReceiveMessage(*request, jobs.FindGroup(session->id(), request->group)));
+  const auto from =
+      request->from == kAnyMember ? std::nullopt : std::optional<uint32_t>(request->from);
+  executor_->Apply(jobs.Receive(session->id(), request->group, request->header.request_id, from,
+                                request->tag, TimeoutOf(request->timeout_ms), now));
+  return OkStatus();
+}
+
+Status Dispatcher::HandleCancelMessage(TrainerSession* session, std::span<const std::byte> frame) {
+  const Result<CancelMessage> request = CheckMessage<CancelMessage>(frame);
+  if (!request) return request.error();
+  executor_->Apply(
+      executor_->jobs().CancelMessage(session->id(), request->group, request->request));
+  Acknowledge(session, request->header.request_id);
   return OkStatus();
 }
 

@@ -54,9 +54,8 @@ class Dispatcher {
   void CatchUp();
   void HandleEntry(TrainerSession* session, const Submission& entry);
   void ReceiveFrames(TrainerSession* session, Time now);
-  void HandleFrame(TrainerSession* session, const Frame& frame, Time now);
-  Status HandleRequest(TrainerSession* session, const FrameHeader& header,
-                       std::span<const std::byte> frame, Time now);
+  void HandleFrame(TrainerSession* session, Frame frame, Time now);
+  Status HandleRequest(TrainerSession* session, const FrameHeader& header, Frame frame, Time now);
 
   // One per request. An error ends the session; what the trainer may go on after is answered here.
   Status HandleHello(TrainerSession* session, std::span<const std::byte> frame, Time now);
@@ -66,6 +65,9 @@ class Dispatcher {
   Status HandleDestroyGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleAbortGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleDescribeBucket(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleSendMessage(TrainerSession* session, Frame frame, Time now);
+  Status HandleReceiveMessage(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  Status HandleCancelMessage(TrainerSession* session, std::span<const std::byte> frame);
   Status HandleGoodbye(TrainerSession* session, std::span<const std::byte> frame);
 
   void Acknowledge(TrainerSession* session, uint32_t request_id);

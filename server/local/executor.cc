@@ -1,6 +1,9 @@
 #include "server/local/executor.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -105,6 +108,26 @@ void Executor::Run(const ReplyCreateGroup& action) {
     sent = session->Send(reply);
   } else {
     sent = session->SendError(action.request_id, action.status);
+  }
+  if (!sent.ok()) Lost(session);
+}
+
+void Executor::Run(const AnswerMessage& action) {
+  TrainerSession* session = Find(action.session);
+  if (session == nullptr) return;
+  Status sent;
+  if (!action.status.ok()) {
+    sent = session->SendError(action.request_id, action.status);
+  } else if (action.message == nullptr) {
+    sent = session->Send(MakeMessage<Done>(action.request_id));
+  } else {
+    const Message& message = *action.message;
+    auto reply = MakeMessage<MessageReceived>(action.request_id);
+    reply.bytes = message.bytes;
+    reply.from = message.from;
+    std::copy(message.data.begin(), message.data.end(), reply.data.begin());
+    const std::array<int, 1> fds = {message.memory.get()};
+    sent = session->Send(reply, std::span(fds).first(message.memory.valid() ? 1 : 0));
   }
   if (!sent.ok()) Lost(session);
 }

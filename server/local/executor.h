@@ -58,6 +58,7 @@ class Executor {
   void Run(const CompleteOperations& action);
   void Run(const FailGroup& action);
   void Run(const ReplyCreateGroup& action);
+  void Run(const AnswerMessage& action);
   void Run(const CloseSession& action);
 
   CompletionWriter* WordsOf(SessionId session, uint32_t number);

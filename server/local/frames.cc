@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/local/text.h"
+#include "shm/segment.h"
 #include "shm/types.h"
 
 namespace gradsync {
@@ -51,10 +52,24 @@ Result<std::vector<uint32_t>> CheckRanks(const CreateGroup& request) {
 }  // namespace
 
 std::string FrameTypeName(uint16_t type) {
-  static constexpr std::array<const char*, 14> kNames = {
-      nullptr,        "HELLO",        "WELCOME",       "ALLOCATE_SEGMENT", "SEGMENT_ALLOCATED",
-      "FREE_SEGMENT", "CREATE_GROUP", "GROUP_CREATED", "DESTROY_GROUP",    "DESCRIBE_BUCKET",
-      "GOODBYE",      "DONE",         "ERROR",         "ABORT_GROUP"};
+  static constexpr std::array<const char*, 18> kNames = {nullptr,
+                                                         "HELLO",
+                                                         "WELCOME",
+                                                         "ALLOCATE_SEGMENT",
+                                                         "SEGMENT_ALLOCATED",
+                                                         "FREE_SEGMENT",
+                                                         "CREATE_GROUP",
+                                                         "GROUP_CREATED",
+                                                         "DESTROY_GROUP",
+                                                         "DESCRIBE_BUCKET",
+                                                         "GOODBYE",
+                                                         "DONE",
+                                                         "ERROR",
+                                                         "ABORT_GROUP",
+                                                         "SEND_MESSAGE",
+                                                         "RECEIVE_MESSAGE",
+                                                         "MESSAGE_RECEIVED",
+                                                         "CANCEL_MESSAGE"};
   if (type > 0 && type < kNames.size()) return kNames[type];
   return absl::StrCat("frame type ", type);
 }
@@ -153,6 +168,51 @@ Result<BucketDescription> CheckDescribeBucket(const DescribeBucket& request) {
   description.dtype = static_cast<DType>(request.dtype);
   description.parameters = MakePrintable(request.parameters.Get());
   return description;
+}
+
+Result<std::shared_ptr<Message>> CheckSendMessage(
+    const SendMessage& request, std::vector<UniqueFd>* fds,
+    const std::optional<JobTable::Membership>& membership) {
+  const auto bad = [&request](const std::string& what) {
+    return Unexpected(Code::kProtocol,
+                      absl::StrCat("SEND_MESSAGE of ", request.bytes, " bytes to member ",
+                                   request.to, " of group ", request.group, ": ", what));
+  };
+  if (!membership) return bad("it is not in the group");
+  if (request.to >= membership->size) return bad("the group has no such member");
+  if (request.timeout_ms == 0) return bad("the timeout is zero");
+  const bool is_inline = request.bytes <= kInlineMessageBytes;
+  if (fds->size() != (is_inline ? 0 : 1)) {
+    return bad(absl::StrCat("it carries ", fds->size(), " descriptors"));
+  }
+  auto message = std::make_shared<Message>();
+  message->from = membership->member;
+  message->tag = request.tag;
+  message->bytes = request.bytes;
+  if (is_inline) {
+    message->data.assign(request.data.begin(),
+                         request.data.begin() + static_cast<std::ptrdiff_t>(request.bytes));
+  } else {
+    // The receiver checks it as well; here it keeps what is no memory out of the daemon's hands.
+    const Status memory = CheckSealedMemfd(fds->front().get(), request.bytes);
+    if (!memory.ok()) return bad(memory.message());
+    message->memory = std::move(fds->front());
+  }
+  return message;
+}
+
+Status CheckReceiveMessage(const ReceiveMessage& request,
+                           const std::optional<JobTable::Membership>& membership) {
+  const auto bad = [&request](const char* what) -> Status {
+    return {Code::kProtocol, absl::StrCat("RECEIVE_MESSAGE from member ", request.from,
+                                          " of group ", request.group, ": ", what)};
+  };
+  if (!membership) return bad("it is not in the group");
+  if (request.from >= membership->size && request.from != kAnyMember) {
+    return bad("the group has no such member");
+  }
+  if (request.timeout_ms == 0) return bad("the timeout is zero");
+  return OkStatus();
 }
 
 Result<Status> CheckAbortGroup(const AbortGroup& request) {

@@ -6,14 +6,17 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/job/job_table.h"
 #include "server/job/operation.h"
 #include "shm/protocol.h"
 #include "shm/status.h"
+#include "shm/unique_fd.h"
 
 namespace gradsync {
 
@@ -36,6 +39,13 @@ Result<Message> CheckMessage(std::span<const std::byte> frame) {
 Result<JoinRequest> CheckHello(const Hello& hello, uid_t uid);
 Result<GroupRequest> CheckCreateGroup(const CreateGroup& request);
 Result<BucketDescription> CheckDescribeBucket(const DescribeBucket& request);
+// `fds` are those of the frame: the message's memory is taken from there if it is not in the frame.
+// `membership` is the session's place in the group, if it is in it.
+Result<std::shared_ptr<Message>> CheckSendMessage(
+    const SendMessage& request, std::vector<UniqueFd>* fds,
+    const std::optional<JobTable::Membership>& membership);
+Status CheckReceiveMessage(const ReceiveMessage& request,
+                           const std::optional<JobTable::Membership>& membership);
 // The reason that an AbortGroup gives.
 Result<Status> CheckAbortGroup(const AbortGroup& request);
 

@@ -1,10 +1,17 @@
 #include "server/local/frames.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "shm/segment.h"
 
 namespace gradsync {
 namespace {
@@ -48,10 +55,12 @@ Status GroupError(const std::function<void(CreateGroup*)>& change) {
 
 TEST(CheckHeaderTest, AnotherVersionIsToldBothVersions) {
   Hello hello = GoodHello();
-  hello.header.version = 2;
+  hello.header.version = kProtocolVersion + 1;
   const Status status = CheckHeader(AsBytes(hello)).error();
   EXPECT_EQ(status.code(), Code::kProtocol);
-  EXPECT_THAT(status.message(), HasSubstr("the client speaks protocol 2, this daemon 1"));
+  EXPECT_THAT(status.message(),
+              HasSubstr(absl::StrCat("the client speaks protocol ", kProtocolVersion + 1,
+                                     ", this daemon ", kProtocolVersion)));
 }
 
 TEST(CheckHeaderTest, WhatIsNoFrameOrLiesAboutItsSizeIsRefused) {
@@ -150,6 +159,82 @@ TEST(CheckAbortGroupTest, TheReasonMustBeAnError) {
   ASSERT_TRUE(why.has_value());
   EXPECT_EQ(why->code(), Code::kMismatch);
   EXPECT_EQ(why->message(), "the loss is not finite");
+}
+
+// As member 1 of a group of three.
+Result<std::shared_ptr<Message>> CheckSend(const SendMessage& request,
+                                           std::vector<UniqueFd> fds = {}) {
+  return CheckSendMessage(request, &fds, JobTable::Membership{.size = 3, .member = 1});
+}
+
+SendMessage GoodSend(uint64_t bytes) {
+  auto request = MakeMessage<SendMessage>(1);
+  request.bytes = bytes;
+  request.to = 2;
+  request.tag = 7;
+  request.timeout_ms = 1000;
+  request.data.fill(std::byte{'x'});
+  return request;
+}
+
+std::vector<UniqueFd> Memory(size_t bytes) {
+  std::vector<UniqueFd> fds;
+  fds.push_back(*CreateSealedMemfd("test", bytes));
+  return fds;
+}
+
+TEST(CheckSendMessageTest, AShortMessageLiesInTheFrameAndALongOneInItsMemory) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{3}, uint64_t{kInlineMessageBytes}}) {
+    const auto message = CheckSend(GoodSend(bytes));
+    ASSERT_TRUE(message.has_value()) << message.error().ToString();
+    EXPECT_EQ((*message)->from, 1);
+    EXPECT_EQ((*message)->tag, 7);
+    EXPECT_EQ((*message)->data, std::vector(bytes, std::byte{'x'}));
+    EXPECT_FALSE((*message)->memory.valid());
+  }
+  const auto message = CheckSend(GoodSend(100000), Memory(100000));
+  ASSERT_TRUE(message.has_value()) << message.error().ToString();
+  EXPECT_EQ((*message)->bytes, 100000);
+  EXPECT_TRUE((*message)->memory.valid());
+}
+
+TEST(CheckSendMessageTest, WhatMakesNoSenseIsRefused) {
+  SendMessage request = GoodSend(3);
+  request.to = 3;
+  EXPECT_THAT(CheckSend(request).error().message(), HasSubstr("has no such member"));
+  request = GoodSend(3);
+  request.timeout_ms = 0;
+  EXPECT_THAT(CheckSend(request).error().message(), HasSubstr("timeout"));
+  EXPECT_THAT(CheckSend(GoodSend(3), Memory(3)).error().message(),
+              HasSubstr("carries 1 descriptors"));
+  EXPECT_THAT(CheckSend(GoodSend(kInlineMessageBytes + 1)).error().message(),
+              HasSubstr("carries 0 descriptors"));
+  EXPECT_FALSE(CheckSend(GoodSend(100000), Memory(99999)).has_value());
+  EXPECT_FALSE(CheckSend(GoodSend(100000), Memory(100001)).has_value());
+  std::vector<UniqueFd> no_memory;
+  no_memory.emplace_back(open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_FALSE(CheckSend(GoodSend(100000), std::move(no_memory)).has_value());
+  std::vector<UniqueFd> none;
+  EXPECT_THAT(CheckSendMessage(GoodSend(3), &none, std::nullopt).error().message(),
+              HasSubstr("not in the group"));
+}
+
+TEST(CheckReceiveMessageTest, TheSenderIsAMemberOrAny) {
+  const JobTable::Membership membership{.size = 3, .member = 1};
+  auto request = MakeMessage<ReceiveMessage>(1);
+  request.timeout_ms = 1000;
+  for (const uint32_t from : {0u, 1u, 2u, kAnyMember}) {
+    request.from = from;
+    EXPECT_TRUE(CheckReceiveMessage(request, membership).ok());
+  }
+  EXPECT_FALSE(CheckReceiveMessage(request, std::nullopt).ok());
+  for (const uint32_t from : {3u, kAnyMember - 1}) {
+    request.from = from;
+    EXPECT_FALSE(CheckReceiveMessage(request, membership).ok());
+  }
+  request.from = 0;
+  request.timeout_ms = 0;
+  EXPECT_FALSE(CheckReceiveMessage(request, membership).ok());
 }
 
 }  // namespace

@@ -37,6 +37,14 @@ Status Poller::Add(int fd, PollEvent event, bool edge) {
   return ErrnoStatus(Code::kInternal, errno, "cannot watch a descriptor");
 }
 
+Status Poller::WatchWrites(int fd, PollEvent event, bool on) {
+  epoll_event entry{};
+  entry.events = EPOLLIN | EPOLLRDHUP | (on ? EPOLLOUT : 0u);
+  entry.data.u64 = Pack(event);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &entry) == 0) return OkStatus();
+  return ErrnoStatus(Code::kInternal, errno, "cannot watch a descriptor");
+}
+
 void Poller::Remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
 std::span<const PollEvent> Poller::Wait(std::chrono::nanoseconds timeout) {

@@ -37,6 +37,9 @@ class Poller {
   // need not be read, and a trainer that shares it cannot make the daemon wait for it.
   Status Add(int fd, PollEvent event, bool edge = false);
 
+  // Whether `fd`, which is watched, is reported while it is writable as well.
+  Status WatchWrites(int fd, PollEvent event, bool on);
+
   // Must come before the descriptor is closed: a trainer may hold the same open file, and epoll
   // would go on reporting it.
   void Remove(int fd);

@@ -155,9 +155,11 @@ TEST_F(ServerTest, AnotherVersionOfTheProtocolIsRefusedWithBothVersions) {
   Start();
   RawClient client = Connect();
   Hello hello = MakeHello("job", 0, 1);
-  hello.header.version = 2;
+  hello.header.version = kProtocolVersion + 1;
   ASSERT_TRUE(client.SendRaw(AsBytes(hello)).ok());
-  ExpectEnds(&client, Code::kProtocol, "the client speaks protocol 2, this daemon 1");
+  ExpectEnds(&client, Code::kProtocol,
+             absl::StrCat("the client speaks protocol ", kProtocolVersion + 1, ", this daemon ",
+                          kProtocolVersion));
 }
 
 TEST_F(ServerTest, NothingButHelloMayComeFirst) {

@@ -32,9 +32,7 @@ Status Bad(const Submission& entry, const std::string& why) {
   return {Code::kProtocol, absl::StrCat("ring entry for ", Describe(entry), why)};
 }
 
-bool ReducesValues(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kBucketReduce;
-}
+bool ReducesValues(OpKind kind) { return TraitsOf(kind).reduces; }
 
 Status CheckEnums(const Submission& entry) {
   if (entry.kind >= kOpKindCount) {
@@ -57,7 +55,7 @@ Status CheckEnums(const Submission& entry) {
 Status CheckNumbers(const Submission& entry, const JobTable::Membership& membership) {
   const auto kind = OpKind{entry.kind};
   if (entry.timeout_ms == 0) return Bad(entry, "the timeout is zero");
-  if (entry.root >= (kind == OpKind::kBroadcast ? membership.size : 1)) {
+  if (entry.root >= (TraitsOf(kind).has_root ? membership.size : 1)) {
     return Bad(entry, absl::StrCat("root ", entry.root, " is out of range"));
   }
   if (kind != OpKind::kBucketReduce && entry.bucket != 0) {
@@ -90,49 +88,64 @@ Result<Range> CheckRegion(const Submission& entry, const Region& region, const c
   return Range{segment, region.offset, bytes};
 }
 
-// In place is fine, and so is apart; what lies between would be read after it was written.
-bool OverlapsPartly(const Range& input, const Range& output) {
+// In place is fine where each element is read before it is written, and so is apart; what lies
+// between would be read after it was written.
+bool OverlapsBadly(OpKind kind, const Range& input, const Range& output) {
   if (input.segment == nullptr || input.segment != output.segment) return false;
-  if (input.offset == output.offset && input.bytes == output.bytes) return false;
+  const bool in_place = input.offset == output.offset && input.bytes == output.bytes;
+  if (in_place && kind != OpKind::kAllToAll) return false;
   return input.offset < output.offset + output.bytes && output.offset < input.offset + input.bytes;
 }
 
 std::shared_ptr<const void> KeepBoth(const Range& input, const Range& output) {
+  if (output.segment == nullptr) return *input.segment;
   if (input.segment == nullptr || input.segment == output.segment) return *output.segment;
   using Both = std::array<std::shared_ptr<const Mapping>, 2>;
   return std::make_shared<const Both>(Both{*input.segment, *output.segment});
 }
 
-// Whether this member's input is read.
-bool HasInput(const Submission& entry, const JobTable::Membership& membership) {
-  return OpKind{entry.kind} != OpKind::kBroadcast || entry.root == membership.member;
+bool IsAmong(Who who, const Submission& entry, const JobTable::Membership& membership) {
+  return who == Who::kEverybody || (who == Who::kRoot && entry.root == membership.member);
+}
+
+// Bytes of a side of the operation; nullopt if that is more than a number can say.
+std::optional<uint64_t> BytesOf(const Submission& entry, bool per_rank, uint32_t ranks) {
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(entry.count, DTypeSize(DType{entry.dtype}), &bytes) ||
+      __builtin_mul_overflow(bytes, uint64_t{per_rank ? ranks : 1}, &bytes)) {
+    return std::nullopt;
+  }
+  return bytes;
 }
 
 // The memory of an operation with at least one element.
 Result<MemberBuffers> CheckBuffers(const Submission& entry, const JobTable::Membership& membership,
                                    const SegmentTable& segments) {
-  uint64_t input_bytes = 0;
-  uint64_t output_bytes = 0;
-  const uint64_t outputs = OpKind{entry.kind} == OpKind::kAllGather ? membership.size : 1;
-  if (__builtin_mul_overflow(entry.count, DTypeSize(DType{entry.dtype}), &input_bytes) ||
-      __builtin_mul_overflow(input_bytes, outputs, &output_bytes)) {
+  const OpTraits& traits = TraitsOf(OpKind{entry.kind});
+  const auto input_bytes = BytesOf(entry, traits.input_per_rank, membership.size);
+  const auto output_bytes = BytesOf(entry, traits.output_per_rank, membership.size);
+  if (!input_bytes || !output_bytes) {
     return Unexpected(Bad(entry, absl::StrCat(entry.count, " elements do not fit in memory")));
   }
   Range input;
-  if (HasInput(entry, membership)) {
-    Result<Range> checked = CheckRegion(entry, entry.input, "input", input_bytes, segments);
+  if (IsAmong(traits.gives, entry, membership)) {
+    Result<Range> checked = CheckRegion(entry, entry.input, "input", *input_bytes, segments);
     if (!checked) return Unexpected(checked.error());
     input = *checked;
   }
-  const Result<Range> output = CheckRegion(entry, entry.output, "output", output_bytes, segments);
-  if (!output) return Unexpected(output.error());
-  if (OverlapsPartly(input, *output)) {
-    return Unexpected(Bad(entry, "the input and the output overlap in part"));
+  Range output;
+  if (IsAmong(traits.takes, entry, membership)) {
+    Result<Range> checked = CheckRegion(entry, entry.output, "output", *output_bytes, segments);
+    if (!checked) return Unexpected(checked.error());
+    output = *checked;
+  }
+  if (OverlapsBadly(OpKind{entry.kind}, input, output)) {
+    return Unexpected(Bad(entry, "the input and the output overlap in a way that it cannot have"));
   }
   MemberBuffers buffers;
   buffers.input = input.data();
-  buffers.output = output->data();
-  buffers.keep_alive = KeepBoth(input, *output);
+  buffers.output = output.data();
+  buffers.keep_alive = KeepBoth(input, output);
   return buffers;
 }
 

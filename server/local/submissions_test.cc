@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -99,7 +100,8 @@ TEST_F(SubmissionsTest, AnUnknownGroupIsRefused) {
 TEST_F(SubmissionsTest, WrongEnumsAreRefused) {
   EXPECT_THAT(ErrorOf([](Submission* e) { e->kind = kOpKindCount; }).message(), HasSubstr("kind"));
   EXPECT_THAT(ErrorOf([](Submission* e) { e->dtype = 255; }).message(), HasSubstr("dtype 255"));
-  EXPECT_THAT(ErrorOf([](Submission* e) { e->reduce_op = 5; }).message(), HasSubstr("reduce op"));
+  EXPECT_THAT(ErrorOf([](Submission* e) { e->reduce_op = kReduceOpCount; }).message(),
+              HasSubstr("reduce op"));
   EXPECT_THAT(ErrorOf([](Submission* e) {
                 e->dtype = static_cast<uint8_t>(DType::kInt32);
                 e->reduce_op = static_cast<uint8_t>(ReduceOp::kAvg);
@@ -160,7 +162,7 @@ TEST_F(SubmissionsTest, PartialOverlapsAreRefused) {
                 e->count = 4;
                 e->output.offset = 8;
               }).message(),
-              HasSubstr("overlap in part"));
+              HasSubstr("overlap in a way"));
   EXPECT_TRUE(ErrorOf([](Submission* e) {
                 e->count = 4;
                 e->output.offset = 16;
@@ -187,6 +189,98 @@ TEST_F(SubmissionsTest, OnlyTheRootOfABroadcastNeedsAnInput) {
   EXPECT_EQ(checked->buffers.input, nullptr);
   entry.root = 1;
   EXPECT_FALSE(Check(entry).has_value());
+}
+
+// What each kind needs of a group of two, as member 1: blocks of input and of output, with this
+// member as the root and without.
+struct Needs {
+  OpKind kind;
+  uint64_t input_as_root, output_as_root;
+  uint64_t input, output;
+};
+constexpr std::array<Needs, 8> kNeeds = {{
+    {OpKind::kAllReduce, 1, 1, 1, 1},
+    {OpKind::kBroadcast, 1, 1, 0, 1},
+    {OpKind::kAllGather, 1, 2, 1, 2},
+    {OpKind::kReduce, 1, 1, 1, 0},
+    {OpKind::kGather, 1, 2, 1, 0},
+    {OpKind::kScatter, 2, 1, 0, 1},
+    {OpKind::kReduceScatter, 2, 1, 2, 1},
+    {OpKind::kAllToAll, 2, 2, 2, 2},
+}};
+
+TEST_F(SubmissionsTest, EveryKindNeedsExactlyTheMemoryThatItUses) {
+  for (const Needs& needs : kNeeds) {
+    const bool has_root = TraitsOf(needs.kind).has_root;
+    for (const bool is_root : {false, true}) {
+      if (is_root && !has_root) continue;
+      const uint64_t in = is_root ? needs.input_as_root : needs.input;
+      const uint64_t out = is_root ? needs.output_as_root : needs.output;
+      Submission good = Good();
+      good.kind = static_cast<uint8_t>(needs.kind);
+      good.root = is_root ? 1 : 0;
+      // Each side ends with its segment, to the byte.
+      good.count = kPage / 4 / 2;
+      good.input = {in > 0 ? first_ : kNoSegment, 0, 2 * kPage - in * kPage / 2};
+      good.output = {out > 0 ? second_ : kNoSegment, 0, kPage - out * kPage / 2};
+      const auto checked = Check(good);
+      ASSERT_TRUE(checked.has_value()) << checked.error().ToString();
+      EXPECT_EQ(checked->buffers.input, in > 0 ? Data(first_) + good.input.offset : nullptr);
+      EXPECT_EQ(checked->buffers.output, out > 0 ? Data(second_) + good.output.offset : nullptr);
+      EXPECT_NE(checked->buffers.keep_alive, nullptr);
+      EXPECT_EQ(checked->operation.root, good.root);
+      Submission bad = good;
+      bad.count += 1;
+      EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+      for (const bool of_input : {true, false}) {
+        if ((of_input ? in : out) == 0) continue;
+        bad = good;
+        (of_input ? bad.input : bad.output).offset += 4;
+        EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+        (of_input ? bad.input : bad.output) = {kNoSegment, 0, 0};
+        EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+      }
+      bad = good;
+      bad.root = has_root ? 2 : 1;
+      EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+      bad = good;
+      bad.count = (1ull << 61) + 1;
+      EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+      bad = good;
+      bad.bucket = 1;
+      EXPECT_FALSE(Check(bad).has_value()) << OpKindName(needs.kind);
+    }
+  }
+}
+
+TEST_F(SubmissionsTest, AnAllToAllCannotBeInPlace) {
+  EXPECT_THAT(ErrorOf([](Submission* e) {
+                e->kind = static_cast<uint8_t>(OpKind::kAllToAll);
+                e->count = kPage / 4;
+              }).message(),
+              HasSubstr("overlap in a way"));
+}
+
+TEST_F(SubmissionsTest, AReduceScatterIntoItsOwnInputIsRefused) {
+  EXPECT_THAT(ErrorOf([](Submission* e) {
+                e->kind = static_cast<uint8_t>(OpKind::kReduceScatter);
+                e->count = kPage / 4;
+              }).message(),
+              HasSubstr("overlap in a way"));
+}
+
+TEST_F(SubmissionsTest, KindsThatReduceCheckTheReduction) {
+  for (const OpKind kind : {OpKind::kReduce, OpKind::kReduceScatter}) {
+    Submission entry = Good();
+    entry.kind = static_cast<uint8_t>(kind);
+    entry.count = 4;
+    entry.output = {second_, 0, 0};
+    entry.dtype = static_cast<uint8_t>(DType::kFloat32);
+    entry.reduce_op = static_cast<uint8_t>(ReduceOp::kBitAnd);
+    EXPECT_THAT(Check(entry).error().message(), HasSubstr("float32 values have no bit_and"));
+    entry.reduce_op = static_cast<uint8_t>(ReduceOp::kMax);
+    EXPECT_EQ(Check(entry)->operation.reduce_op, ReduceOp::kMax);
+  }
 }
 
 TEST_F(SubmissionsTest, WithoutElementsNoMemoryIsNeeded) {

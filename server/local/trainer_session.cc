@@ -1,5 +1,6 @@
 #include "server/local/trainer_session.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -51,7 +52,46 @@ TrainerSession::TrainerSession(SessionId id, UniqueFd socket, uid_t uid, Charge 
       socket_(std::move(socket)),
       segments_(std::move(segments)) {}
 
+Status TrainerSession::SendOrKeep(std::span<const std::byte> bytes, std::span<const int> fds) {
+  if (unsent_.empty()) {
+    Status sent = SendFrame(socket_.get(), bytes, fds, Deadline{});
+    if (sent.code() != Code::kDeadlineExceeded || poller_ == nullptr) return sent;
+    GRADSYNC_RETURN_IF_ERROR(
+        poller_->WatchWrites(socket_.get(), {EventSource::kSocket, id_}, true));
+  }
+  if (unsent_.size() == kMaxUnsent) {
+    return {Code::kDaemonLost, "the trainer does not read its socket"};
+  }
+  Frame frame;
+  frame.bytes.assign(bytes.begin(), bytes.end());
+  for (const int fd : fds) {
+    frame.fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!frame.fds.back().valid()) return ErrnoStatus(Code::kOutOfMemory, errno, "no descriptors");
+  }
+  unsent_.push_back(std::move(frame));
+  return OkStatus();
+}
+
+void TrainerSession::Flush() {
+  if (unsent_.empty()) return;
+  while (!unsent_.empty()) {
+    const Frame& frame = unsent_.front();
+    std::vector<int> fds;
+    for (const UniqueFd& fd : frame.fds) fds.push_back(fd.get());
+    const Status sent = SendFrame(socket_.get(), frame.bytes, fds, Deadline{});
+    if (sent.code() == Code::kDeadlineExceeded) return;
+    if (!sent.ok()) {
+      unsent_.clear();
+      break;
+    }
+    unsent_.pop_front();
+  }
+  // It can only fail where watching the socket has never worked.
+  static_cast<void>(poller_->WatchWrites(socket_.get(), {EventSource::kSocket, id_}, false));
+}
+
 Status TrainerSession::Watch(Poller* poller) {
+  poller_ = poller;
   GRADSYNC_RETURN_IF_ERROR(poller->Add(socket_.get(), {EventSource::kSocket, id_}));
   process_ = PeerPidFd(socket_.get());
   if (!process_.valid()) return OkStatus();

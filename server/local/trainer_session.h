@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -48,11 +49,15 @@ class TrainerSession {
   std::string Describe() const;
   const JoinRequest& who() const { return *who_; }  // joined only
 
-  // Does not block: a trainer that lets its socket fill up is as good as gone.
+  // Does not block: what a trainer is slow to read waits here. One that does not read kMaxUnsent
+  // frames is as good as gone.
   template <typename Message>
   Status Send(const Message& message, std::span<const int> fds = {}) {
-    return SendFrame(socket_.get(), AsBytes(message), fds, Deadline{});
+    return SendOrKeep(AsBytes(message), fds);
   }
+  // Sends what waits, as far as the trainer has made room. Cheap when there is nothing. A hang-up is
+  // for Receive to find, behind the trainer's last frames.
+  void Flush();
   Status SendWelcome(Welcome welcome);
   Status SendError(uint32_t request_id, const Status& why);
   // kDeadlineExceeded when there is no frame.
@@ -69,12 +74,18 @@ class TrainerSession {
   bool closed() const { return !socket_.valid(); }
 
  private:
+  static constexpr size_t kMaxUnsent = 2 * kMaxSessionMessages;
+
+  Status SendOrKeep(std::span<const std::byte> bytes, std::span<const int> fds);
+
   SessionLayout* layout() const { return reinterpret_cast<SessionLayout*>(control_.data()); }
 
   const SessionId id_;
   const uid_t uid_;
   const Charge place_;
   UniqueFd socket_;
+  Poller* poller_ = nullptr;  // once watched
+  std::deque<Frame> unsent_;
   UniqueFd process_;
   UniqueFd doorbell_;
   UniqueFd control_fd_;  // until Welcome is sent

@@ -11,6 +11,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -246,6 +247,280 @@ TEST_F(ClientTest, AllGatherTakesItsInputFromTheOutputToo) {
     Fill(own, kCount, rank.group->rank());
     ASSERT_TRUE(rank.group->AllGather(own, shared->data(), kCount, DType::kFloat32, kPatient).ok());
     ExpectGathered(Floats(shared), kCount, 2);
+  });
+}
+
+// Element i of the block that `from` has for `to`.
+float BlockValue(uint32_t from, uint32_t to, uint64_t i) {
+  return static_cast<float>(i % 100 + from * 7 + to * 1000);
+}
+
+void FillBlocks(float* data, uint64_t count, uint32_t own, uint32_t ranks) {
+  for (uint32_t to = 0; to < ranks; ++to) {
+    for (uint64_t i = 0; i < count; ++i) data[to * count + i] = BlockValue(own, to, i);
+  }
+}
+
+// Ordinary memory, or a shared buffer.
+class Memory {
+ public:
+  Memory(const Rank& rank, uint64_t count, bool shared)
+      : own_(shared ? 0 : count), buffer_(shared ? rank.Buffer(count * sizeof(float)) : nullptr) {}
+  float* data() { return buffer_ != nullptr ? Floats(buffer_) : own_.data(); }
+
+ private:
+  std::vector<float> own_;
+  std::shared_ptr<SharedBuffer> buffer_;
+};
+
+TEST_F(ClientTest, ReduceGivesTheSumToTheRootAndLeavesTheOthersAlone) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const uint64_t count : {uint64_t{1}, uint64_t{20000}, kLarge}) {
+      for (const bool shared : {false, true}) {
+        Memory memory(rank, count, shared);
+        Fill(memory.data(), count, own);
+        ASSERT_TRUE(
+            rank.group->Reduce(memory.data(), count, DType::kFloat32, ReduceOp::kSum, 1, kPatient)
+                .ok());
+        if (own == 1) {
+          ExpectSums(memory.data(), count, 3);
+        } else {
+          for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(memory.data()[i], Value(own, i));
+        }
+      }
+    }
+  });
+}
+
+TEST_F(ClientTest, GatherAndScatterMoveBlocksToAndFromTheRoot) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const uint64_t count : {uint64_t{1}, uint64_t{20000}, kLarge}) {
+      // Ranks may differ in where their memory lies.
+      for (const bool shared : {false, own != 1, true}) {
+        Memory blocks(rank, 3 * count, shared);
+        Memory block(rank, count, shared);
+        FillBlocks(blocks.data(), count, own, 3);
+        const bool is_root = own == 1;
+        ASSERT_TRUE(rank.group
+                        ->Scatter(is_root ? blocks.data() : nullptr, block.data(), count,
+                                  DType::kFloat32, 1, kPatient)
+                        .ok());
+        for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(block.data()[i], BlockValue(1, own, i));
+        std::memset(blocks.data(), 0, 3 * count * sizeof(float));
+        ASSERT_TRUE(rank.group
+                        ->Gather(block.data(), is_root ? blocks.data() : nullptr, count,
+                                 DType::kFloat32, 1, kPatient)
+                        .ok());
+        for (uint64_t i = 0; i < 3 * count; ++i) {
+          const float expected =
+              is_root ? BlockValue(1, static_cast<uint32_t>(i / count), i % count) : 0;
+          ASSERT_EQ(blocks.data()[i], expected);
+        }
+      }
+    }
+  });
+}
+
+TEST_F(ClientTest, ReduceScatterGivesEveryRankItsBlockOfTheSum) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const uint64_t count : {uint64_t{1}, uint64_t{20000}, kLarge}) {
+      for (const bool shared : {false, true}) {
+        for (const bool into_input : {false, true}) {
+          Memory blocks(rank, 3 * count, shared);
+          Memory other(rank, count, shared);
+          FillBlocks(blocks.data(), count, own, 3);
+          float* const output = into_input ? blocks.data() + own * count : other.data();
+          ASSERT_TRUE(rank.group
+                          ->ReduceScatter(blocks.data(), output, count, DType::kFloat32,
+                                          ReduceOp::kSum, kPatient)
+                          .ok());
+          for (uint64_t i = 0; i < count; ++i) {
+            ASSERT_EQ(output[i],
+                      BlockValue(0, own, i) + BlockValue(1, own, i) + BlockValue(2, own, i));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_F(ClientTest, AllToAllSwapsBlocksAlsoInPlace) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const uint64_t count : {uint64_t{1}, uint64_t{20000}, kLarge}) {
+      for (const bool shared : {false, true}) {
+        for (const bool in_place : {false, true}) {
+          Memory input(rank, 3 * count, shared);
+          Memory other(rank, 3 * count, shared);
+          FillBlocks(input.data(), count, own, 3);
+          float* const output = in_place ? input.data() : other.data();
+          ASSERT_TRUE(
+              rank.group->AllToAll(input.data(), output, count, DType::kFloat32, kPatient).ok());
+          for (uint64_t i = 0; i < 3 * count; ++i) {
+            ASSERT_EQ(output[i], BlockValue(static_cast<uint32_t>(i / count), own, i % count));
+          }
+        }
+      }
+    }
+  });
+}
+
+// Sends, and says whether it was taken.
+Status SendText(const Rank& rank, const std::string& text, uint32_t to, uint64_t tag) {
+  auto request = rank.group->BeginSend(reinterpret_cast<const std::byte*>(text.data()), text.size(),
+                                       to, tag, kPatient);
+  if (!request) return request.error();
+  const auto end = request->End(nullptr, 0);
+  return end ? OkStatus() : end.error();
+}
+
+std::string ReceiveText(const Rank& rank, std::optional<uint32_t> from, uint64_t tag,
+                        uint64_t bytes, Timeout timeout = kPatient) {
+  std::string text(bytes, '?');
+  auto request = rank.group->BeginReceive(from, tag, timeout);
+  if (!request) return request.error().ToString();
+  const auto end = request->End(reinterpret_cast<std::byte*>(text.data()), bytes);
+  return end ? text : end.error().ToString();
+}
+
+TEST_F(ClientTest, RanksThatSendToEachOtherFirstBothReceive) {
+  RunRanks(2, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const uint64_t bytes : {uint64_t{0}, uint64_t{5}, uint64_t{kInlineMessageBytes},
+                                 uint64_t{kInlineMessageBytes + 1}, uint64_t{3'000'001}}) {
+      const std::string mine(bytes, own == 0 ? 'a' : 'b');
+      ASSERT_TRUE(SendText(rank, mine, 1 - own, 7).ok());
+      EXPECT_EQ(ReceiveText(rank, 1 - own, 7, bytes), std::string(bytes, own == 0 ? 'b' : 'a'));
+    }
+  });
+}
+
+TEST_F(ClientTest, MessagesAndCollectivesKeepNoOrderWithEachOther) {
+  RunRanks(2, [](const Rank& rank) {
+    float value = 1;
+    if (rank.group->rank() == 0) {
+      auto receive = rank.group->BeginReceive(1, 3, kPatient);
+      ASSERT_TRUE(receive);
+      ASSERT_TRUE(rank.AllReduce(&value, 1).ok());
+      std::byte byte{};
+      ASSERT_TRUE(receive->End(&byte, 1));
+      EXPECT_EQ(byte, std::byte{'x'});
+    } else {
+      ASSERT_TRUE(rank.AllReduce(&value, 1).ok());
+      ASSERT_TRUE(SendText(rank, "x", 0, 3).ok());
+    }
+  });
+}
+
+TEST_F(ClientTest, TagsAndAnySourceChooseMessages) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    if (own != 0) {
+      ASSERT_TRUE(SendText(rank, "first", 0, own).ok());
+      ASSERT_TRUE(SendText(rank, "other", 0, 9).ok());
+      return;
+    }
+    EXPECT_EQ(ReceiveText(rank, std::nullopt, 2, 5), "first");
+    EXPECT_EQ(ReceiveText(rank, std::nullopt, 9, 5), "other");
+    EXPECT_EQ(ReceiveText(rank, std::nullopt, 9, 5), "other");
+    EXPECT_EQ(ReceiveText(rank, 1, 1, 5), "first");
+  });
+}
+
+TEST_F(ClientTest, AReceiveThatIsInVainEndsAtItsDeadlineAndTheGroupGoesOn) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 0) {
+      EXPECT_THAT(
+          ReceiveText(rank, 1, 3, 1, kShort),
+          HasSubstr("Timed out waiting 300 ms for a message to rank 0 from rank 1 (tag 3)"));
+    }
+    EXPECT_TRUE(rank.group->Barrier(kPatient).ok());
+  });
+}
+
+TEST_F(ClientTest, AMessageOfAnotherSizeIsAMismatch) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 0) {
+      ASSERT_TRUE(SendText(rank, "four", 1, 3).ok());
+    } else {
+      EXPECT_THAT(ReceiveText(rank, 0, 3, 5), HasSubstr("has 4 bytes, but 5 were to be received"));
+    }
+  });
+}
+
+TEST_F(ClientTest, ACancelledReceiveEndsAndLeavesTheMessageToTheNext) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 1) {
+      ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+      ASSERT_TRUE(SendText(rank, "x", 0, 3).ok());
+      return;
+    }
+    auto cancelled = rank.group->BeginReceive(1, 3, kPatient);
+    auto dropped = rank.group->BeginReceive(1, 3, kPatient);
+    cancelled->Cancel();
+    const auto end = cancelled->End(nullptr, 0);
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code(), Code::kFailedPrecondition);
+    { const auto gone = *std::move(dropped); }
+    ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+    EXPECT_EQ(ReceiveText(rank, 1, 3, 1), "x");
+  });
+}
+
+TEST_F(ClientTest, WhoWaitsForAnyHearsOfTheFirst) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 1) {
+      ASSERT_TRUE(SendText(rank, "x", 0, 5).ok());
+      ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+      ASSERT_TRUE(SendText(rank, "y", 0, 4).ok());
+      return;
+    }
+    const auto four = rank.group->BeginReceive(1, 4, kPatient);
+    const auto five = rank.group->BeginReceive(1, 5, kPatient);
+    const std::array<const MessageRequest*, 2> both = {&*four, &*five};
+    size_t first = both.size();
+    while (first == both.size()) first = *MessageRequest::WaitAny(both);
+    EXPECT_EQ(first, 1U);
+    ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+    const std::array<const MessageRequest*, 1> rest = {&*four};
+    while (*MessageRequest::WaitAny(rest) != 0) {
+    }
+  });
+}
+
+TEST_F(ClientTest, MoreMessagesThanAreTakenAtOnceAllArrive) {
+  constexpr int kMessages = 1500;  // whose answers are more than a socket holds
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 0) {
+      std::vector<MessageRequest> sends;
+      for (int i = 0; i < kMessages; ++i) {
+        const std::byte byte{static_cast<unsigned char>(i)};
+        auto send = rank.group->BeginSend(&byte, 1, 1, 3, kPatient);
+        ASSERT_TRUE(send) << send.error().ToString();
+        sends.push_back(*std::move(send));
+      }
+      ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+      for (MessageRequest& send : sends) ASSERT_TRUE(send.End(nullptr, 0));
+    } else {
+      ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+      for (int i = 0; i < kMessages; ++i) {
+        ASSERT_EQ(ReceiveText(rank, 0, 3, 1), std::string(1, static_cast<char>(i)));
+      }
+    }
+  });
+}
+
+TEST_F(ClientTest, WhoWaitsForARankThatLeavesIsToldSo) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 0) {
+      EXPECT_THAT(ReceiveText(rank, 1, 3, 1), HasSubstr("rank 1"));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      rank.session->Close();
+    }
   });
 }
 

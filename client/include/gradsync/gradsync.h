@@ -76,7 +76,10 @@ typedef enum gradsync_reduce_op {
   GRADSYNC_AVG = 1, /* floating-point and complex types only */
   GRADSYNC_MIN = 2, /* not for complex types; a NaN anywhere gives NaN */
   GRADSYNC_MAX = 3, /* likewise */
-  GRADSYNC_PRODUCT = 4
+  GRADSYNC_PRODUCT = 4,
+  GRADSYNC_BIT_AND = 5, /* the bitwise ones for integer types and bool only */
+  GRADSYNC_BIT_OR = 6,
+  GRADSYNC_BIT_XOR = 7
 } gradsync_reduce_op;
 
 typedef struct gradsync_error {
@@ -182,6 +185,68 @@ GRADSYNC_API int gradsync_all_gather(gradsync_group* group, const void* input, v
 /* Returns once every rank has called it. */
 GRADSYNC_API int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms,
                                   gradsync_error* error);
+/* data[count] of the root: combined over the ranks, in place. The others' stays as it is. */
+GRADSYNC_API int gradsync_reduce(gradsync_group* group, void* data, uint64_t count,
+                                 gradsync_dtype dtype, gradsync_reduce_op op, uint32_t root,
+                                 uint32_t timeout_ms, gradsync_error* error);
+/* output[size][count] of the root: every rank's input[count], in the group's order. The others'
+ * `output` is ignored and may be NULL. */
+GRADSYNC_API int gradsync_gather(gradsync_group* group, const void* input, void* output,
+                                 uint64_t count, gradsync_dtype dtype, uint32_t root,
+                                 uint32_t timeout_ms, gradsync_error* error);
+/* output[count]: block r of the root's input[size][count], on rank r. The others' `input` is
+ * ignored and may be NULL. */
+GRADSYNC_API int gradsync_scatter(gradsync_group* group, const void* input, void* output,
+                                  uint64_t count, gradsync_dtype dtype, uint32_t root,
+                                  uint32_t timeout_ms, gradsync_error* error);
+/* output[count]: block r of every rank's input[size][count] combined, on rank r. `output` may be
+ * that block of `input`. */
+GRADSYNC_API int gradsync_reduce_scatter(gradsync_group* group, const void* input, void* output,
+                                         uint64_t count, gradsync_dtype dtype,
+                                         gradsync_reduce_op op, uint32_t timeout_ms,
+                                         gradsync_error* error);
+/* output[size][count]: as block r, this rank's block of rank r's input[size][count]. `output` may
+ * be `input`. */
+GRADSYNC_API int gradsync_all_to_all(gradsync_group* group, const void* input, void* output,
+                                     uint64_t count, gradsync_dtype dtype, uint32_t timeout_ms,
+                                     gradsync_error* error);
+
+/* ---- Messages: from one rank of a group to another ------------------------------------------- */
+
+/* Messages keep no order with the group's operations. Those of one sender to one receiver under one
+ * tag arrive in the order in which they were sent; receives take them in the order in which they
+ * were begun. A message is copied when it is sent and waits for its receiver, so that two ranks may
+ * send to each other before either receives; only a rank that has sent 64 messages of a group, or
+ * 1 GiB, that nobody has received yet waits for the next to be received. */
+typedef struct gradsync_request gradsync_request;
+
+#define GRADSYNC_ANY_RANK UINT32_MAX
+
+/* Begins to send `bytes` of `data`, which may be used again at once, to rank `to` of the group.
+ * Free the request with gradsync_request_free; its end is that of the wait, not of the message. */
+GRADSYNC_API int gradsync_send_begin(gradsync_group* group, const void* data, uint64_t bytes,
+                                     uint32_t to, uint64_t tag, uint32_t timeout_ms,
+                                     gradsync_request** request, gradsync_error* error);
+/* Begins to receive a message from rank `from` of the group, or GRADSYNC_ANY_RANK. Its bytes are
+ * kept until they are taken. */
+GRADSYNC_API int gradsync_receive_begin(gradsync_group* group, uint32_t from, uint64_t tag,
+                                        uint32_t timeout_ms, gradsync_request** request,
+                                        gradsync_error* error);
+/* Blocks until one of `count` requests is done, the same thread's or not, and sets `index` to the
+ * first that is; or until any other request of the session is, and sets `index` to `count`: so a
+ * thread that waits for all can look whether there are more of them now. What came of the request
+ * is said by gradsync_request_end. One thread at a time may wait for, or end, a request. */
+GRADSYNC_API int gradsync_request_wait_any(gradsync_request* const* requests, uint32_t count,
+                                           uint32_t* index, gradsync_error* error);
+/* Blocks until the request is done. Of a send: that it was taken. Of a receive: copies the message
+ * to `data`, and its sender to `from`, which may be NULL. `bytes` must be the message's size; else
+ * GRADSYNC_MISMATCH, and it is lost. */
+GRADSYNC_API int gradsync_request_end(gradsync_request* request, void* data, uint64_t bytes,
+                                      uint32_t* from, gradsync_error* error);
+/* From any thread: the request is done now, with GRADSYNC_FAILED_PRECONDITION, unless it was. */
+GRADSYNC_API void gradsync_request_cancel(gradsync_request* request);
+/* NULL is allowed. A request that has not ended is cancelled. */
+GRADSYNC_API void gradsync_request_free(gradsync_request* request);
 
 /* ---- DDP: bucketed averaging of gradients while backward goes on ----------------------------- */
 

@@ -38,6 +38,9 @@ enum class Op {
   kMin = GRADSYNC_MIN,
   kMax = GRADSYNC_MAX,
   kProduct = GRADSYNC_PRODUCT,
+  kBitAnd = GRADSYNC_BIT_AND,
+  kBitOr = GRADSYNC_BIT_OR,
+  kBitXor = GRADSYNC_BIT_XOR,
 };
 
 // The element type of C++ types that have one; float16 and bfloat16 have to be named.
@@ -121,6 +124,28 @@ class Buffer {
   std::unique_ptr<gradsync_buffer, internal::Deleter<gradsync_buffer_release>> handle_;
 };
 
+// A message on its way. One that is dropped before its end is cancelled. Must not outlive its
+// group.
+class Request {
+ public:
+  // Blocks until it is done. Of a receive: copies the message, of exactly `bytes`, to `data`, and
+  // returns its sender.
+  Result<uint32_t> End(void* data = nullptr, uint64_t bytes = 0) const {
+    uint32_t from = 0;
+    if (auto error = internal::Call(gradsync_request_end, handle_.get(), data, bytes, &from)) {
+      return *std::move(error);
+    }
+    return from;
+  }
+  void Cancel() const { gradsync_request_cancel(handle_.get()); }
+
+  explicit Request(gradsync_request* owned) : handle_(owned) {}
+  gradsync_request* handle() const { return handle_.get(); }
+
+ private:
+  std::unique_ptr<gradsync_request, internal::Deleter<gradsync_request_free>> handle_;
+};
+
 // An ordered set of ranks with one stream of operations.
 class Group {
  public:
@@ -163,6 +188,62 @@ class Group {
 
   Status Barrier(Timeout timeout = {}) const {
     return internal::CallStatus(gradsync_barrier, handle_.get(), internal::Milliseconds(timeout));
+  }
+
+  // The root's data[count], in place; the others' stays as it is.
+  template <typename T>
+  Status Reduce(T* data, uint64_t count, Op op, uint32_t root, Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_reduce, handle_.get(), data, count, DTypeOf<T>::value,
+                                static_cast<gradsync_reduce_op>(op), root,
+                                internal::Milliseconds(timeout));
+  }
+  // The root's output[size()][count]: every rank's input[count].
+  template <typename T>
+  Status Gather(const T* input, T* output, uint64_t count, uint32_t root,
+                Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_gather, handle_.get(), input, output, count,
+                                DTypeOf<T>::value, root, internal::Milliseconds(timeout));
+  }
+  // output[count]: this rank's block of the root's input[size()][count].
+  template <typename T>
+  Status Scatter(const T* input, T* output, uint64_t count, uint32_t root,
+                 Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_scatter, handle_.get(), input, output, count,
+                                DTypeOf<T>::value, root, internal::Milliseconds(timeout));
+  }
+  // output[count]: this rank's block of every rank's input[size()][count], combined.
+  template <typename T>
+  Status ReduceScatter(const T* input, T* output, uint64_t count, Op op,
+                       Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_reduce_scatter, handle_.get(), input, output, count,
+                                DTypeOf<T>::value, static_cast<gradsync_reduce_op>(op),
+                                internal::Milliseconds(timeout));
+  }
+  // output[size()][count]: this rank's block of every rank's input[size()][count].
+  template <typename T>
+  Status AllToAll(const T* input, T* output, uint64_t count, Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_all_to_all, handle_.get(), input, output, count,
+                                DTypeOf<T>::value, internal::Milliseconds(timeout));
+  }
+
+  // `data` may be used again at once.
+  Result<Request> BeginSend(const void* data, uint64_t bytes, uint32_t to, uint64_t tag = 0,
+                            Timeout timeout = {}) const {
+    gradsync_request* request = nullptr;
+    if (auto error = internal::Call(gradsync_send_begin, handle_.get(), data, bytes, to, tag,
+                                    internal::Milliseconds(timeout), &request)) {
+      return *std::move(error);
+    }
+    return Request(request);
+  }
+  // `from`: a rank of the group, or GRADSYNC_ANY_RANK.
+  Result<Request> BeginReceive(uint32_t from, uint64_t tag = 0, Timeout timeout = {}) const {
+    gradsync_request* request = nullptr;
+    if (auto error = internal::Call(gradsync_receive_begin, handle_.get(), from, tag,
+                                    internal::Milliseconds(timeout), &request)) {
+      return *std::move(error);
+    }
+    return Request(request);
   }
 
   explicit Group(gradsync_group* owned) : handle_(owned) {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -367,55 +368,216 @@ def test_waiting_does_not_hold_up_other_threads(ranks: Ranks, meeting: Callable[
     ranks.run(two_threads, meeting(), size=2)
 
 
-NOT_OFFERED: dict[str, Callable[[int], Any]] = {
-    "reduce_scatter": lambda size: dist.reduce_scatter(
-        torch.ones(1), [torch.ones(1) for _ in range(size)]
-    ),
-    "reduce_scatter_single": lambda size: dist.reduce_scatter_single(
-        torch.ones(1), torch.ones(size)
-    ),
-    "all_to_all": lambda size: dist.all_to_all(
-        [torch.ones(1) for _ in range(size)], [torch.ones(1) for _ in range(size)]
-    ),
-    "all_to_all_single": lambda size: dist.all_to_all_single(torch.ones(size), torch.ones(size)),
-    "scatter": lambda size: dist.scatter(
-        torch.ones(1), [torch.ones(1) for _ in range(size)] if dist.get_rank() == 0 else None
-    ),
-    "gather": lambda size: dist.gather(
-        torch.ones(1), [torch.ones(1) for _ in range(size)] if dist.get_rank() == 0 else None
-    ),
-    "reduce": lambda size: dist.reduce(torch.ones(1), 0),
-    "send": lambda size: dist.send(torch.ones(1), (dist.get_rank() + 1) % size),
-    "recv": lambda size: dist.recv(torch.ones(1), (dist.get_rank() + 1) % size),
-    "SUM, AVG, MIN, MAX and PRODUCT": lambda size: dist.all_reduce(
-        torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.BXOR
-    ),
-}
-
-
-def ask_for_what_is_not_offered(rank: int, size: int, store: str) -> None:
+def ask_for_what_there_is_not(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
-        for name, call in NOT_OFFERED.items():
-            with pytest.raises(NotImplementedError, match=rf"gradsync: .*{name}.* implemented yet"):
-                call(size)
-        # None of that has disturbed the group.
+        with pytest.raises(NotImplementedError, match="only SUM, AVG, MIN, MAX, PRODUCT, BAND"):
+            dist.all_reduce(torch.ones(1), op=dist._make_nccl_premul_sum(2.0))
+        dist.barrier()  # the group is undisturbed
+
+
+def test_a_reduction_that_there_is_not_is_named(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(ask_for_what_there_is_not, meeting(), size=2)
+
+
+def reduce_bits(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        for dtype in [*INTEGER, torch.bool]:
+            everyones = [((torch.arange(67) * (r + 3)) % 23).to(dtype) for r in range(size)]
+            for op, combine in (
+                (dist.ReduceOp.BAND, torch.bitwise_and),
+                (dist.ReduceOp.BOR, torch.bitwise_or),
+                (dist.ReduceOp.BXOR, torch.bitwise_xor),
+            ):
+                tensor = everyones[rank].clone()
+                dist.all_reduce(tensor, op=op)
+                assert tensor.equal(functools.reduce(combine, everyones)), (dtype, op)
+
+
+def test_bitwise_reductions(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(reduce_bits, meeting(), size=3)
+
+
+def reduce_to_a_root(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        for dtype in [*FLOATING, *INTEGER, *OTHER]:
+            before = sample(dtype, rank)
+            tensor = before.clone()
+            dist.reduce(tensor, dst=2)
+            expected = expectation(dist.ReduceOp.SUM, dtype, size) if rank == 2 else before
+            assert tensor.equal(expected), dtype
+        large = torch.full((2_000_003, 2), float(rank))
+        dist.reduce(large[:, 0], dst=0, op=dist.ReduceOp.MAX)
+        assert (large[:, 0] == (size - 1 if rank == 0 else rank)).all()
+        assert (large[:, 1] == rank).all()
+
+
+def test_reduce_changes_only_the_roots_tensor(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(reduce_to_a_root, meeting(), size=3)
+
+
+def gather_and_scatter(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        for dtype in MOVED:
+            everyones = [sample(torch.int64, r, (5, 3)).to(dtype) for r in range(size)]
+            outputs = [torch.empty_like(t) for t in everyones] if rank == 1 else None
+            dist.gather(everyones[rank], outputs, dst=1)
+            for output, theirs in zip(outputs or (), everyones, strict=bool(outputs)):
+                assert output.view(torch.uint8).equal(theirs.view(torch.uint8)), dtype
+            mine = torch.empty_like(everyones[0])
+            dist.scatter(mine, everyones if rank == 2 else None, src=2)
+            assert mine.view(torch.uint8).equal(everyones[rank].view(torch.uint8)), dtype
+        large = [torch.full((700_001,), float(r)) for r in range(size)]
+        piece = torch.empty(700_001)
+        dist.scatter(piece, large if rank == 0 else None, src=0)
+        assert (piece == rank).all()
+
+
+def test_gather_and_scatter_move_every_type(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(gather_and_scatter, meeting(), size=3)
+
+
+def reduce_and_scatter(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        for dtype in [*FLOATING, *INTEGER]:
+            whole = sample(dtype, rank, (size * 6, 7))
+            total = torch.stack([sample(dtype, r, (size * 6, 7)).double() for r in range(size)])
+            expected = total.sum(0).to(dtype)[rank * 6 : rank * 6 + 6]
+            output = torch.empty((6, 7), dtype=dtype)
+            dist.reduce_scatter_single(output, whole)
+            assert output.equal(expected), dtype
+            output.zero_()
+            dist.reduce_scatter(output, list(whole.chunk(size)))
+            assert output.equal(expected), dtype
+            own = whole[rank * 6 : rank * 6 + 6]  # into the input itself, as sharded training does
+            dist.reduce_scatter_single(own, whole)
+            assert own.equal(expected), dtype
+        output = torch.empty(rank + 1)
+        inputs = [torch.full((r + 1,), float(rank)) for r in range(size)]
+        dist.reduce_scatter(output, inputs)
+        assert (output == sum(range(size))).all()
+        assert all((t == rank).all() for r, t in enumerate(inputs) if r != rank)
+        average = torch.empty(1_000_003)
+        dist.reduce_scatter_single(
+            average, torch.full((size * 1_000_003,), float(rank)), op=dist.ReduceOp.AVG
+        )
+        assert (average == (size - 1) / 2).all()
+
+
+def test_reduce_scatter(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(reduce_and_scatter, meeting(), size=3)
+
+
+def gather_unequal(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        outputs = [torch.empty(r + 1, 2) for r in range(size)]
+        dist.all_gather(outputs, torch.full((rank + 1, 2), float(rank)))
+        for r, output in enumerate(outputs):
+            assert (output == r).all()
+
+
+def test_all_gather_of_unequal_tensors(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(gather_unequal, meeting(), size=3)
+
+
+def swap(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        for dtype in MOVED:
+            blocks = [[sample(torch.int64, 5 * f + t, (3,)).to(dtype) for t in range(size)]
+                      for f in range(size)]  # fmt: skip
+            output = torch.empty(size * 3, dtype=dtype)
+            dist.all_to_all_single(output, torch.cat(blocks[rank]))
+            expected = torch.cat([blocks[f][rank].view(torch.uint8) for f in range(size)])
+            assert output.view(torch.uint8).equal(expected), dtype
+            outputs = [torch.empty(3, dtype=dtype) for _ in range(size)]
+            dist.all_to_all(outputs, blocks[rank])
+            assert torch.cat(outputs).view(torch.uint8).equal(expected), dtype
+        # Unequal: rank f has f + t + 1 rows for rank t, but none for the last.
+        rows = [[0 if t == size - 1 else f + t + 1 for t in range(size)] for f in range(size)]
+        for width in (1, 70_001):  # in a message's frame, and beside it
+            mine = torch.full((sum(rows[rank]), width), float(rank))
+            theirs = torch.empty(sum(rows[f][rank] for f in range(size)), width)
+            dist.all_to_all_single(theirs, mine, [rows[f][rank] for f in range(size)], rows[rank])
+            expected = torch.cat(
+                [torch.full((rows[f][rank], width), float(f)) for f in range(size)]
+            )
+            assert theirs.equal(expected)
+
+
+def test_all_to_all(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(swap, meeting(), size=3)
+
+
+def swap_what_does_not_fit(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        splits = [[1, 2], [2, 1]][rank]
+        with pytest.raises(gradsync.MismatchError, match=r"rank 0 .* sends .* bytes to rank 0"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3), splits[::-1], splits)
         dist.barrier()
 
 
-def test_what_is_not_offered_is_named(ranks: Ranks, meeting: Callable[[], str]) -> None:
-    ranks.run(ask_for_what_is_not_offered, meeting(), size=2)
+def test_splits_that_do_not_fit_are_named_on_every_rank(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(swap_what_does_not_fit, meeting(), size=2)
+
+
+def sum_sparse(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        # Ranks differ in how many elements they have; one has none, one the same element twice.
+        places = [[0, 3, 3], [], [1, 3]][rank]
+        indices = torch.tensor([places, [0] * len(places)], dtype=torch.int64)
+        tensor = torch.sparse_coo_tensor(indices, torch.ones(len(places), 2), (5, 4, 2))
+        dist.all_reduce(tensor)
+        expected = torch.zeros(5, 4, 2)
+        expected[[0, 1, 3], 0] = torch.tensor([[1.0], [1.0], [3.0]]).expand(3, 2)
+        assert tensor.to_dense().equal(expected)
+        with pytest.raises(ValueError, match="can only sum"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+
+def test_sparse_tensors_are_summed(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(sum_sparse, meeting(), size=3)
+
+
+def coalesce_reduce_scatter(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        outputs = [torch.empty(n) for n in (1, 5, 1000)]
+        with dist._coalescing_manager():
+            for output in outputs:
+                whole = torch.full((size * len(output),), float(rank))
+                dist.reduce_scatter_single(output, whole)
+        for output in outputs:
+            assert (output == sum(range(size))).all()
+
+
+def test_coalesced_reduce_scatter(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(coalesce_reduce_scatter, meeting(), size=2)
 
 
 def pass_wrong_arguments(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
-        with pytest.raises(ValueError, match="needs an output of 6 elements"):
+        with pytest.raises(ValueError, match="needs a tensor of 6 elements"):
             dist.all_gather_single(torch.empty(5), torch.empty(3))
-        with pytest.raises(ValueError, match="one output for each of the 2 ranks"):
+        with pytest.raises(ValueError, match="one tensor for each of the 2 ranks"):
             dist.all_gather([torch.empty(3)], torch.empty(3))
-        with pytest.raises(ValueError, match="outputs of the input's sizes"):
-            dist.all_gather([torch.empty(3), torch.empty(4)], torch.empty(3))
+        with pytest.raises(ValueError, match="they must be the same"):
+            dist.all_gather([torch.empty(4), torch.empty(4)], torch.empty(3))
+        group = dist.distributed_c10d._get_default_group()
+        backend: Any = group._get_backend(torch.device("cpu"))
         with pytest.raises(ValueError, match="takes dense tensors"):
-            dist.all_reduce(torch.eye(3).to_sparse())
+            backend.broadcast([torch.eye(3).to_sparse()], dist.BroadcastOptions())
+        with pytest.raises(ValueError, match="needs a tensor of 6 elements"):
+            dist.reduce_scatter_single(torch.empty(3), torch.empty(5))
+        with pytest.raises(TypeError, match="must be of one type"):
+            dist.reduce_scatter_single(torch.empty(3), torch.empty(6, dtype=torch.int32))
+        with pytest.raises(ValueError, match="one tensor for each of the 2 ranks"):
+            dist.all_to_all([torch.empty(1)], [torch.empty(1)])
+        with pytest.raises(ValueError, match="does not divide equally across group size"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3))
+        with pytest.raises(ValueError, match="Split sizes doesn't match total dim 0 size"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3), [1, 2], [1, 1])
+        with pytest.raises(ValueError, match="Number of tensor splits not equal to group size"):
+            dist.all_to_all_single(torch.empty(3), torch.empty(3), [1, 2], [3])
         with pytest.raises(TypeError, match="does not take tensors of type"):
             dist.all_reduce(torch.ones(3, dtype=torch.uint16))
         dist.barrier()
@@ -520,3 +682,38 @@ def test_every_error_is_a_runtime_error() -> None:
 def test_registering_twice_does_nothing() -> None:
     gradsync.torch.register_backend()
     assert [*itertools.chain(dist.Backend.backend_list)].count("gradsync") == 1
+
+
+def wait_in_a_callback(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        later = torch.ones(1)
+        follow_up: list[Any] = []
+
+        def nested(future: torch.futures.Future[Any]) -> Tensor:
+            # For an operation that is asked for here, and for one that was queued before.
+            inner = future.value()[0].clone()
+            dist.all_reduce(inner, async_op=True).get_future().wait()
+            follow_up[0].get_future().wait()
+            return inner + later
+
+        first = torch.ones(1)
+        work: Any = dist.all_reduce(first, async_op=True)
+        follow_up.append(dist.all_reduce(later, async_op=True))
+        assert work.get_future().then(nested).wait().item() == size * size + size
+
+        message: Any = dist.irecv(first, 1 - rank)
+
+        def receive_more(_: torch.futures.Future[Any]) -> float:
+            dist.recv(first, 1 - rank)
+            return first.item()
+
+        answer = message.get_future().then(receive_more)
+        for value in (3.0, 4.0):
+            dist.send(torch.tensor([value]), 1 - rank)
+        assert answer.wait() == 4
+
+
+def test_callbacks_may_wait_for_further_operations(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(wait_in_a_callback, meeting(), size=2)

@@ -27,10 +27,6 @@ constexpr uint32_t kInlineRecord = 0;
 // never uses, so that there is one for recovery.
 uint32_t SlotsFor(int threads) { return static_cast<uint32_t>(threads) + 2; }
 
-bool IsReduction(const Task& task) {
-  return task.kind == OpKind::kAllReduce || task.kind == OpKind::kBucketReduce;
-}
-
 // Bytes read and written.
 uint64_t BytesMoved(const Task& task) {
   const uint64_t ranks = task.inputs.size();
@@ -43,18 +39,19 @@ uint64_t BytesMoved(const Task& task) {
       return (1 + ranks) * bytes;
     case OpKind::kAllGather:
       return ranks * (1 + ranks) * bytes;
+    case OpKind::kReduce:
+      return (1 + ranks) * bytes;
+    case OpKind::kGather:
+    case OpKind::kScatter:
+      return 2 * ranks * bytes;
+    case OpKind::kReduceScatter:
+      return ranks * (1 + ranks) * bytes;
+    case OpKind::kAllToAll:
+      return 2 * ranks * ranks * bytes;
     case OpKind::kBarrier:
       return 0;
   }
   return 0;
-}
-
-void CopyRange(const Task& task, uint64_t begin, uint64_t end) {
-  if (task.kind == OpKind::kBroadcast) {
-    BroadcastRange(task, begin, end);
-  } else {
-    AllGatherRange(task, begin, end);
-  }
 }
 
 }  // namespace
@@ -102,8 +99,10 @@ bool CpuEngine::Run(std::shared_ptr<const Task> task, std::function<void()> done
     if (moved > 0) RunInline(*task);
     return true;
   }
-  if (!IsReduction(*task)) {
+  if (!TraitsOf(task->kind).reduces) {
     SubmitCopying(std::move(task), std::move(done));
+  } else if (task->kind == OpKind::kReduceScatter) {
+    SubmitReduceScatter(std::move(task), std::move(done));
   } else if (IsInPlace(*task)) {
     SubmitInPlace({std::move(task), std::move(done)});
   } else {
@@ -114,11 +113,17 @@ bool CpuEngine::Run(std::shared_ptr<const Task> task, std::function<void()> done
 
 void CpuEngine::RunInline(const Task& task) {
   const auto slot = static_cast<uint32_t>(pool_.threads());
-  if (!IsReduction(task)) {
+  if (!TraitsOf(task.kind).reduces) {
     CopyRange(task, 0, InputBytes(task));
     return;
   }
   const uint64_t tiles_per_batch = kInlineBytes / kTileBytes;
+  if (task.kind == OpKind::kReduceScatter) {
+    for (const Task& part : PartsOfReduceScatter(task)) {
+      Reduction(part, tiles_per_batch).RunBatch(0, journal_.slot(slot).result.data());
+    }
+    return;
+  }
   const Reduction reduction(task, tiles_per_batch);
   if (!IsInPlace(task)) {
     reduction.RunBatch(0, journal_.slot(slot).result.data());
@@ -146,6 +151,21 @@ void CpuEngine::SubmitOutOfPlace(std::shared_ptr<const Task> task, std::function
                 [this, task = std::move(task), reduction](int worker, uint64_t batch) {
                   JournalSlot& slot = journal_.slot(static_cast<uint32_t>(worker));
                   reduction.RunBatch(batch, slot.result.data());
+                },
+                std::move(done)});
+}
+
+void CpuEngine::SubmitReduceScatter(std::shared_ptr<const Task> task, std::function<void()> done) {
+  const uint64_t tiles_per_batch = TilesPerBatch(*task);
+  const uint64_t batches = BatchCount(*task, tiles_per_batch);
+  auto parts = std::make_shared<const std::vector<Task>>(PartsOfReduceScatter(*task));
+  const uint64_t all = batches * parts->size();
+  pool_.Submit({all,
+                [this, task = std::move(task), parts = std::move(parts), batches, tiles_per_batch](
+                    int worker, uint64_t number) {
+                  JournalSlot& slot = journal_.slot(static_cast<uint32_t>(worker));
+                  const Reduction reduction((*parts)[number / batches], tiles_per_batch);
+                  reduction.RunBatch(number % batches, slot.result.data());
                 },
                 std::move(done)});
 }

@@ -63,6 +63,7 @@ class CpuEngine : public Engine {
   void RunInline(const Task& task);
   void SubmitCopying(std::shared_ptr<const Task> task, std::function<void()> done);
   void SubmitOutOfPlace(std::shared_ptr<const Task> task, std::function<void()> done);
+  void SubmitReduceScatter(std::shared_ptr<const Task> task, std::function<void()> done);
   // Submits an in-place reduction, or has it wait until a record of the journal is free.
   void SubmitInPlace(Waiting job);
   void SubmitInPlace(Waiting job, uint32_t record);

@@ -6,6 +6,7 @@
 #include <latch>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -151,6 +152,73 @@ TEST(CpuEngineTest, AllGatherPutsEveryInputIntoItsPlace) {
       }
       job.ExpectEveryOutput(expected);
     }
+  }
+}
+
+TEST(CpuEngineTest, ReduceStoresTheResultOnTheRootAlone) {
+  const auto engine = MakeEngine();
+  for (const uint64_t count : {kSmall, kLarge}) {
+    for (const bool in_place : {false, true}) {
+      Job job(OpKind::kReduce, DType::kFloat32, ReduceOp::kAvg, 3, count, false);
+      job.task->root = 1;
+      job.task->outputs = {nullptr, job.outputs[1].data(), nullptr};
+      if (in_place) job.task->outputs[1] = job.inputs[1].data();
+      EXPECT_EQ(job.Run(*engine), count == kSmall);
+      const Bytes expected = ReferenceReduce(DType::kFloat32, ReduceOp::kAvg, job.before);
+      EXPECT_EQ(Difference(DType::kFloat32, job.task->outputs[1], expected), "");
+      EXPECT_EQ(job.inputs[0], job.before[0]);
+      EXPECT_EQ(job.inputs[2], job.before[2]);
+    }
+  }
+}
+
+// A task of a kind that has a block for each rank on some side; rank 1 is the root.
+struct BlockJob : Job {
+  BlockJob(OpKind kind, size_t ranks, uint64_t count)
+      : Job(kind, DType::kInt32, ReduceOp::kSum, ranks, ranks * count, false), bytes(count * 4) {
+    task->count = count;
+    task->root = 1;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      outputs[rank].assign(ranks * bytes, std::byte{0x77});
+      task->outputs[rank] = outputs[rank].data();
+    }
+  }
+
+  Bytes InputBlock(size_t rank, size_t block) const {
+    const auto begin = before[rank].begin() + static_cast<std::ptrdiff_t>(block * bytes);
+    return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
+  }
+  std::string OutputDiffers(size_t rank, size_t block, const Bytes& expected) const {
+    return Difference(DType::kInt32, outputs[rank].data() + block * bytes, expected);
+  }
+
+  uint64_t bytes;
+};
+
+TEST(CpuEngineTest, GatherScatterReduceScatterAndAllToAllMoveBlocks) {
+  const auto engine = MakeEngine();
+  constexpr size_t kRanks = 3;
+  for (const uint64_t count : {kSmall, kLarge}) {
+    const BlockJob gather(OpKind::kGather, kRanks, count);
+    const BlockJob scatter(OpKind::kScatter, kRanks, count);
+    const BlockJob reduce_scatter(OpKind::kReduceScatter, kRanks, count);
+    const BlockJob all_to_all(OpKind::kAllToAll, kRanks, count);
+    for (const BlockJob* one : {&gather, &scatter, &reduce_scatter, &all_to_all}) {
+      EXPECT_EQ(one->Run(*engine), count == kSmall);
+      EXPECT_EQ(one->inputs, one->before);
+    }
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(gather.OutputDiffers(1, rank, gather.InputBlock(rank, 0)), "");
+      EXPECT_EQ(scatter.OutputDiffers(rank, 0, scatter.InputBlock(1, rank)), "");
+      std::vector<Bytes> blocks;
+      for (size_t other = 0; other < kRanks; ++other) {
+        blocks.push_back(reduce_scatter.InputBlock(other, rank));
+        EXPECT_EQ(all_to_all.OutputDiffers(rank, other, all_to_all.InputBlock(other, rank)), "");
+      }
+      const Bytes sum = ReferenceReduce(DType::kInt32, ReduceOp::kSum, blocks);
+      EXPECT_EQ(reduce_scatter.OutputDiffers(rank, 0, sum), "");
+    }
+    EXPECT_EQ(gather.outputs[0], Bytes(kRanks * count * 4, std::byte{0x77}));
   }
 }
 

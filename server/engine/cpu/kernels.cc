@@ -245,6 +245,30 @@ struct IntegerMax : Fold {
   }
 };
 
+struct BitAnd : Fold {
+  using Fold::Fold;
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Next(D, V bits, V x) const {
+    return hn::And(bits, x);
+  }
+};
+
+struct BitOr : Fold {
+  using Fold::Fold;
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Next(D, V bits, V x) const {
+    return hn::Or(bits, x);
+  }
+};
+
+struct BitXor : Fold {
+  using Fold::Fold;
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Next(D, V bits, V x) const {
+    return hn::Xor(bits, x);
+  }
+};
+
 // ---- The loops.
 
 // Combines as many whole vectors of `d` as there are in [begin, bytes) and returns where it
@@ -399,6 +423,10 @@ CombineKernel ForFloat32(ReduceOp op, size_t ranks) {
       return &Combine<Element, FloatMax, 0>;
     case ReduceOp::kProduct:
       return &Combine<Element, Product, 0>;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return nullptr;
   }
   return nullptr;
 }
@@ -416,6 +444,10 @@ CombineKernel ForFloat64(ReduceOp op, size_t ranks) {
       return &Combine<Element, FloatMax, 0>;
     case ReduceOp::kProduct:
       return &Combine<Element, Product, 0>;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return nullptr;
   }
   return nullptr;
 }
@@ -431,10 +463,16 @@ CombineKernel ForComplexOf(ReduceOp op) {
       return &CombineComplexProduct<T>;
     case ReduceOp::kMin:
     case ReduceOp::kMax:
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
       return nullptr;
   }
   return nullptr;
 }
+
+// Bits are combined alike whatever the width: one loop serves every integer type.
+using Bits = Plain<uint8_t>;
 
 template <typename T>
 CombineKernel ForInteger(ReduceOp op) {
@@ -448,6 +486,12 @@ CombineKernel ForInteger(ReduceOp op) {
       return &Combine<Plain<T>, IntegerMax, 0>;
     case ReduceOp::kProduct:
       return &CombineIntegerProduct<Unsigned>;
+    case ReduceOp::kBitAnd:
+      return &Combine<Bits, BitAnd, 0>;
+    case ReduceOp::kBitOr:
+      return &Combine<Bits, BitOr, 0>;
+    case ReduceOp::kBitXor:
+      return &Combine<Bits, BitXor, 0>;
     case ReduceOp::kAvg:
       return nullptr;
   }
@@ -457,11 +501,15 @@ CombineKernel ForInteger(ReduceOp op) {
 // As unsigned bytes "or" is the greater and "and" the lesser, also where true is not 1.
 CombineKernel ForBool(ReduceOp op) {
   switch (op) {
+    case ReduceOp::kBitXor:
+      return &Combine<Bits, BitXor, 0>;
     case ReduceOp::kSum:
     case ReduceOp::kMax:
+    case ReduceOp::kBitOr:
       return &Combine<Plain<uint8_t>, IntegerMax, 0>;
     case ReduceOp::kProduct:
     case ReduceOp::kMin:
+    case ReduceOp::kBitAnd:
       return &Combine<Plain<uint8_t>, IntegerMin, 0>;
     case ReduceOp::kAvg:
       return nullptr;

@@ -22,6 +22,7 @@ namespace gradsync {
 //                 float64, complex: the sum of x * (1 / ranks), so that no sum overflows.
 //   min, max      NaN if any rank has one.
 //   bool          sum and max are "or", product and min are "and"; any byte but 0 is true.
+//   bit_and, bit_or, bit_xor  of integers bit by bit; of bool "and", "or", and bit by bit.
 using CombineKernel = void (*)(const std::byte* const* inputs, size_t ranks, size_t offset,
                                size_t bytes, std::byte* result);
 

@@ -77,12 +77,31 @@ bool IsInPlace(const Task& task) {
   return false;
 }
 
+std::vector<Task> PartsOfReduceScatter(const Task& task) {
+  std::vector<Task> parts(task.outputs.size());
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    Task& part = parts[rank];
+    part.kind = OpKind::kReduce;
+    part.dtype = task.dtype;
+    part.reduce_op = task.reduce_op;
+    part.root = static_cast<uint32_t>(rank);
+    part.count = task.count;
+    for (const std::byte* input : task.inputs) {
+      part.inputs.push_back(input + rank * InputBytes(task));
+    }
+    part.outputs = task.outputs;
+  }
+  return parts;
+}
+
 uint64_t BatchCount(const Task& task, uint64_t tiles_per_batch) {
   return DivideUp(InputBytes(task), tiles_per_batch * kTileBytes);
 }
 
 Reduction::Reduction(const Task& task, uint64_t tiles_per_batch)
     : task_(task),
+      outputs_(task.outputs.data() + (task.kind == OpKind::kReduce ? task.root : 0)),
+      output_count_(task.kind == OpKind::kReduce ? 1 : task.outputs.size()),
       tiles_per_batch_(tiles_per_batch),
       bytes_(InputBytes(task)),
       tiles_(DivideUp(bytes_, kTileBytes)),
@@ -100,8 +119,8 @@ void Reduction::StoreTile(uint64_t batch, uint64_t tile, Progress& progress) con
   const uint64_t bytes = std::min<uint64_t>(kTileBytes, bytes_ - offset);
   // Near the end there is nothing to fetch; the tile itself is in the cache already.
   const uint64_t ahead = number + kTilesAhead + 1 < tiles_ ? kTilesAhead * kTileBytes : 0;
-  spread_(progress.result(), task_.outputs.data(), task_.outputs.size(), offset, bytes,
-          task_.inputs.data(), offset + ahead);
+  spread_(progress.result(), outputs_, output_count_, offset, bytes, task_.inputs.data(),
+          offset + ahead);
   progress.Stored();
   progress.Done(tile);
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "server/engine/cpu/journal.h"
 #include "server/engine/cpu/kernels.h"
@@ -11,11 +12,15 @@
 
 namespace gradsync {
 
-// Bytes of one rank's input.
+// Bytes of one block: of one rank's input, where that is not one for each rank.
 uint64_t InputBytes(const Task& task);
 
 // Whether an output of `task` is its input: then only a journal makes it safe against a death.
 bool IsInPlace(const Task& task);
+
+// The kReduce for each rank that a kReduceScatter consists of. None is in place: whoever does them
+// again after a death finds every input whole.
+std::vector<Task> PartsOfReduceScatter(const Task& task);
 
 // Batches of `tiles_per_batch` tiles that `task`'s result is cut into.
 uint64_t BatchCount(const Task& task, uint64_t tiles_per_batch);
@@ -39,8 +44,8 @@ class StepObserver {
 
 class Reduction {
  public:
-  // `task`, which is borrowed, is an all_reduce or bucket_reduce of a supported type and operation,
-  // with at least one rank and one element.
+  // `task`, which is borrowed, is an all_reduce, bucket_reduce or reduce of a supported type and
+  // operation, with at least one rank and one element.
   Reduction(const Task& task, uint64_t tiles_per_batch);
 
   uint64_t batches() const { return BatchCount(task_, tiles_per_batch_); }
@@ -69,6 +74,8 @@ class Reduction {
   void StoreTile(uint64_t batch, uint64_t tile, Progress& progress) const;
 
   const Task& task_;
+  std::byte* const* outputs_;  // that the result is stored to
+  size_t output_count_;
   uint64_t tiles_per_batch_;
   uint64_t bytes_;  // of one rank
   uint64_t tiles_;

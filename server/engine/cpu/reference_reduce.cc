@@ -87,6 +87,16 @@ bool Takes(ReduceOp op, T best, T x) {
 }
 
 template <typename T>
+T CombineBits(ReduceOp op, T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::kBitAnd) return static_cast<T>(a & b);
+    return static_cast<T>(op == ReduceOp::kBitOr ? a | b : a ^ b);
+  } else {
+    return a;
+  }
+}
+
+template <typename T>
 T Combine(ReduceOp op, T a, T b) {
   switch (op) {
     case ReduceOp::kSum:
@@ -97,6 +107,10 @@ T Combine(ReduceOp op, T a, T b) {
     case ReduceOp::kMin:
     case ReduceOp::kMax:
       return Takes(op, a, b) ? b : a;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return CombineBits(op, a, b);
   }
   return a;
 }
@@ -136,7 +150,8 @@ Bytes ReduceAs(ReduceOp op, const std::vector<Bytes>& inputs, bool divides_first
 }
 
 Bytes ReduceBool(ReduceOp op, const std::vector<Bytes>& inputs) {
-  const bool is_or = op == ReduceOp::kSum || op == ReduceOp::kMax;
+  if (op == ReduceOp::kBitXor) return ReduceAs<uint8_t>(op, inputs, false);
+  const bool is_or = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kBitOr;
   return ReduceAs<uint8_t>(is_or ? ReduceOp::kMax : ReduceOp::kMin, inputs, false);
 }
 

@@ -20,10 +20,15 @@ Importing this module registers the backend ``"gradsync"`` for CPU tensors. The 
 class can be had apart: ``DistributedDataParallel`` works over a process group of any backend, and
 torch's own works over ``"gradsync"``.
 
-The backend offers all_reduce (sum, average, minimum, maximum, product), broadcast, all_gather, and
-barrier, asynchronous or not, in groups made by ``new_group``; the rest raises
-``NotImplementedError``. Results are bitwise the same on every rank and from run to run. Errors are
-those of :mod:`gradsync.errors`.
+The backend offers every operation of ``torch.distributed``, asynchronous or not, in groups made by
+``new_group``; of the reductions all but ``PREMUL_SUM``. Results are bitwise the same on every rank
+and from run to run. Errors are those of :mod:`gradsync.errors`. What may be useful to know:
+
+- ``send`` returns when the daemon has the message: two ranks may send to each other before either
+  receives. Messages keep no order with collectives. A receive that is in vain fails alone.
+- Tensors of a list may differ in size in ``all_gather``, ``reduce_scatter`` and ``all_to_all``.
+  Every rank must pass split sizes to ``all_to_all_single``, or none.
+- ``monitored_barrier`` leaves the group usable when it fails.
 
 The daemon is found as follows: the socket that ``GRADSYNC_SOCKET`` names, else the system's at
 ``/run/gradsync/gradsyncd.sock``, else a private one, which the first rank starts and which ends by

@@ -1,0 +1,137 @@
+#include "client/torch/messenger.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "client/torch/errors.h"
+#include "client/torch/tensors.h"
+
+namespace gradsync::torch {
+
+Messenger::Messenger(std::shared_ptr<const Group> group)
+    : state_(std::make_shared<State>(std::move(group))) {}
+
+Messenger::~Messenger() {
+  if (getpid() != owner_) {
+    // Left behind: its lock and its thread are the parent's.
+    new std::shared_ptr<State>(std::move(state_));
+    return;
+  }
+  Finish();
+}
+
+void Messenger::Send(c10::intrusive_ptr<CollectiveWork> work, const at::Tensor& tensor, uint32_t to,
+                     uint32_t tag, Timeout timeout) {
+  const at::Tensor plain = PlainInput(tensor);
+  Add(std::move(work), {}, [&](const Group& group) {
+    return group.BeginSend(plain.data_ptr(), plain.nbytes(), to, tag, timeout);
+  });
+}
+
+void Messenger::Receive(c10::intrusive_ptr<CollectiveWork> work, const at::Tensor& tensor,
+                        uint32_t from, uint32_t tag, Timeout timeout) {
+  Add(std::move(work), tensor,
+      [&](const Group& group) { return group.BeginReceive(from, tag, timeout); });
+}
+
+template <typename Begin>
+void Messenger::Add(c10::intrusive_ptr<CollectiveWork> work, at::Tensor target, Begin begin) {
+  if (getpid() != owner_) {
+    work->Complete(std::make_exception_ptr(Error(
+        GRADSYNC_FAILED_PRECONDITION,
+        "the process group belongs to the process that made it, and this is a forked child")));
+    return;
+  }
+  std::exception_ptr failure;
+  {
+    // Held while the request is sent: the thread must find it in the list when its answer comes.
+    const std::lock_guard lock(state_->mutex);
+    try {
+      if (state_->closed) {
+        throw Error(GRADSYNC_FAILED_PRECONDITION, "the process group was shut down");
+      }
+      state_->pending.push_back(
+          std::make_unique<Pending>(begin(*state_->group), std::move(work), std::move(target)));
+      if (!state_->thread.joinable()) state_->thread = std::thread(&Messenger::Loop, state_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure == nullptr) {
+    state_->changed.notify_all();
+  } else {
+    work->Complete(failure);
+  }
+}
+
+void Messenger::Loop(const std::shared_ptr<State>& state) {
+  pthread_setname_np(pthread_self(), "gradsync-p2p");
+  std::vector<gradsync_request*> requests;
+  while (true) {
+    requests.clear();
+    {
+      std::unique_lock lock(state->mutex);
+      state->changed.wait(lock, [&] { return !state->pending.empty() || state->closed; });
+      if (state->pending.empty()) return;
+      for (const auto& pending : state->pending) requests.push_back(pending->request.get());
+    }
+    uint32_t index = 0;
+    // An error is the session's: the first request ends with it, and then the others.
+    gradsync_request_wait_any(requests.data(), static_cast<uint32_t>(requests.size()), &index,
+                              nullptr);
+    if (index == requests.size()) continue;
+    std::unique_ptr<Pending> done;
+    {
+      const std::lock_guard lock(state->mutex);
+      const auto found =
+          std::find_if(state->pending.begin(), state->pending.end(),
+                       [&](const auto& one) { return one->request.get() == requests[index]; });
+      done = std::move(*found);
+      state->pending.erase(found);
+    }
+    End(*done);
+  }
+}
+
+void Messenger::End(const Pending& pending) {
+  std::exception_ptr failure;
+  try {
+    if (pending.target.defined()) {
+      const at::NoGradGuard no_grad;
+      InPlace(pending.target, [&](const at::Tensor& plain) {
+        const uint32_t from = pending.request.End(plain.data_ptr(), plain.nbytes());
+        pending.work->SetSource(static_cast<int>(from));
+      });
+    } else {
+      pending.request.End(nullptr, 0);
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (!pending.work->Finish(failure)) return;
+  // Callbacks may wait for further messages, which this thread has to receive.
+  std::thread([work = pending.work] { work->Settle(); }).detach();
+}
+
+void Messenger::Finish() {
+  if (getpid() != owner_) return;
+  std::thread thread;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    for (const auto& pending : state_->pending) gradsync_request_cancel(pending->request.get());
+    state_->changed.notify_all();
+    thread = std::move(state_->thread);
+  }
+  if (!thread.joinable()) return;
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();
+  } else {
+    thread.join();
+  }
+}
+
+}  // namespace gradsync::torch
