@@ -55,6 +55,10 @@ DdpOptions ToOptions(const gradsync_ddp_options& options) {
   result.first_bucket_bytes = options.first_bucket_bytes;
   result.timeout = Timeout(options.timeout_ms);
   result.fixed_plan = options.fixed_plan != 0;
+  if (options.bucket_bytes_list != nullptr) {
+    result.bucket_bytes_list.assign(options.bucket_bytes_list,
+                                    options.bucket_bytes_list + options.bucket_bytes_count);
+  }
   return result;
 }
 
@@ -152,6 +156,57 @@ int gradsync_ddp_ready(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
     if (all_ready != nullptr) *all_ready = *ready ? 1 : 0;
     return OkStatus();
   });
+}
+
+int gradsync_ddp_set_unused_policy(gradsync_ddp* ddp, gradsync_unused_policy policy,
+                                   gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    unsigned value = 0;  // a C program may have put any number there
+    std::memcpy(&value, &policy, sizeof(value));
+    if (value >= gradsync::kUnusedPolicyCount) {
+      return {gradsync::Code::kInvalidArgument,
+              std::string(function) + ": there is no policy " + std::to_string(value)};
+    }
+    return ddp->ddp->SetUnusedPolicy(static_cast<gradsync::UnusedPolicy>(value));
+  });
+}
+
+int gradsync_ddp_ready_unused(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
+                              gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    const auto ready = ddp->ddp->ReadyUnused(parameter);
+    if (!ready) return ready.error();
+    if (all_ready != nullptr) *all_ready = *ready ? 1 : 0;
+    return OkStatus();
+  });
+}
+
+uint32_t gradsync_ddp_used_by(const gradsync_ddp* ddp, uint32_t parameter) {
+  return ddp->ddp->UsedBy(parameter);
+}
+
+int gradsync_ddp_skip(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    return ddp->ddp->Skip(bucket);
+  });
+}
+
+int gradsync_ddp_reduce_elsewhere(gradsync_ddp* ddp, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    return ddp->ddp->ReduceElsewhere();
+  });
+}
+
+int gradsync_ddp_bucket_ready(const gradsync_ddp* ddp, uint32_t bucket) {
+  return ddp->ddp->IsBucketReady(bucket) ? 1 : 0;
 }
 
 int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error) {

@@ -452,24 +452,42 @@ uint64_t DaemonGroup::ReserveSequences(uint32_t count) {
 Status DaemonGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
                                  const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
                                  Timeout timeout) {
-  Connection& connection = session_->connection();
-  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
-  const uint64_t bytes = info.count * DTypeSize(info.dtype);
-  const auto region = session_->Find(buffer.data() + offset, bytes);
-  if (!region) {
-    return {Code::kInvalidArgument, "bucket " + std::to_string(info.index) + " of group '" + tag_ +
-                                        "' does not lie in a buffer of this session"};
-  }
-  const Deadline deadline = After(session_->Resolve(timeout));
   Submission submission{};
   submission.sequence = sequence;
   submission.count = info.count;
-  submission.group = number_;
-  submission.timeout_ms = MillisecondsUntil(deadline);
   submission.bucket = info.index;
   submission.kind = static_cast<uint8_t>(OpKind::kBucketReduce);
   submission.dtype = static_cast<uint8_t>(info.dtype);
   submission.reduce_op = static_cast<uint8_t>(op);
+  return SubmitInPlace(submission, buffer, offset, timeout);
+}
+
+Status DaemonGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
+                                    const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
+                                    Timeout timeout) {
+  Submission submission{};
+  submission.sequence = sequence;
+  submission.count = count;
+  submission.kind = static_cast<uint8_t>(OpKind::kAllReduce);
+  submission.dtype = static_cast<uint8_t>(dtype);
+  submission.reduce_op = static_cast<uint8_t>(op);
+  return SubmitInPlace(submission, buffer, offset, timeout);
+}
+
+Status DaemonGroup::SubmitInPlace(Submission submission, const SharedBuffer& buffer,
+                                  uint64_t offset, Timeout timeout) {
+  Connection& connection = session_->connection();
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  const uint64_t bytes = submission.count * DTypeSize(static_cast<DType>(submission.dtype));
+  const auto region = session_->Find(buffer.data() + offset, bytes);
+  if (!region) {
+    return {Code::kInvalidArgument, "operation " + std::to_string(submission.sequence) +
+                                        " of group '" + tag_ +
+                                        "' does not lie in a buffer of this session"};
+  }
+  const Deadline deadline = After(session_->Resolve(timeout));
+  submission.group = number_;
+  submission.timeout_ms = MillisecondsUntil(deadline);
   submission.input = *region;
   submission.output = *region;
   return connection.Submit(submission, deadline + kDaemonGrace);

@@ -57,6 +57,8 @@ class DaemonGroup : public Group {
   uint64_t ReserveSequences(uint32_t count) override;
   Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
                       uint64_t offset, ReduceOp op, Timeout timeout) override;
+  Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype, const SharedBuffer& buffer,
+                         uint64_t offset, ReduceOp op, Timeout timeout) override;
   Status Wait(uint64_t sequence, Timeout timeout) override;
   void Abort(const Status& why) override;
 
@@ -87,6 +89,9 @@ class DaemonGroup : public Group {
   Status CheckRoot(OpKind kind, uint32_t root) const;
   Status Perform(const Collective& collective, Timeout timeout);
   Status PerformEmpty(const Collective& collective, Deadline deadline);
+  // Fills in where the operation's `count` elements lie, and how long it may take.
+  Status SubmitInPlace(Submission submission, const SharedBuffer& buffer, uint64_t offset,
+                       Timeout timeout);
   Status WaitUntil(uint64_t sequence, Deadline deadline);
 
   const std::shared_ptr<Session> session_;

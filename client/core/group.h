@@ -73,6 +73,11 @@ class Group {
   virtual Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
                               uint64_t offset, ReduceOp op, Timeout timeout) = 0;
 
+  // As SubmitBucket, for a range of `buffer` that is no bucket of the plan.
+  virtual Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
+                                 const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
+                                 Timeout timeout) = 0;
+
   // Waits until a submitted operation is complete.
   virtual Status Wait(uint64_t sequence, Timeout timeout) = 0;
 

@@ -28,6 +28,7 @@ struct ModelSummary {
   uint64_t first_bucket_bytes;
   uint64_t bucket_bytes;
   uint64_t fixed_plan;
+  Digest caps;
 };
 
 struct PlanSummary {
@@ -74,6 +75,7 @@ ModelSummary Summarise(std::span<const ParameterSpec> parameters, const PlanSett
   summary.first_bucket_bytes = settings.first_bucket_bytes;
   summary.bucket_bytes = settings.bucket_bytes;
   summary.fixed_plan = settings.fixed_plan ? 1 : 0;
+  summary.caps = settings.caps;
   return summary;
 }
 
@@ -149,6 +151,12 @@ Status CompareSettings(const Group& group, const std::vector<ModelSummary>& summ
                                    std::to_string(group.job_rank(0)) + " and " +
                                    std::to_string(other) + " on rank " +
                                    std::to_string(group.job_rank(member)) + "."};
+    }
+    if (summaries[member].caps != summaries[0].caps) {
+      return {Code::kMismatch,
+              "DDP expects the same options on all ranks, but the lists of bucket sizes of ranks " +
+                  std::to_string(group.job_rank(0)) + " and " +
+                  std::to_string(group.job_rank(member)) + " differ."};
     }
   }
   return OkStatus();

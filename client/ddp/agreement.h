@@ -21,6 +21,7 @@ struct PlanSettings {
   uint64_t first_bucket_bytes = 0;
   uint64_t bucket_bytes = 0;
   bool fixed_plan = false;
+  Digest caps{};  // of a list of bucket sizes
 };
 
 // OK on every rank if all have the same parameters, in dtype, shape and order, and the same

@@ -1,5 +1,6 @@
 #include "client/ddp/ddp.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -21,6 +22,12 @@ DdpOptions WithDefaults(DdpOptions options) {
   }
   if (options.bucket_bytes == 0) options.bucket_bytes = kDefaultBucketBytes;
   return options;
+}
+
+Digest CapsDigest(std::span<const uint64_t> caps) {
+  DigestBuilder digest;
+  for (const uint64_t cap : caps) digest.Add(cap);
+  return digest.Finish();
 }
 
 std::vector<BucketInfo> DescribeBuckets(const BucketPlan& plan,
@@ -81,10 +88,14 @@ Ddp::~Ddp() {
 PlanSettings Ddp::Settings() const {
   return {.first_bucket_bytes = options_.first_bucket_bytes,
           .bucket_bytes = options_.bucket_bytes,
-          .fixed_plan = options_.fixed_plan};
+          .fixed_plan = options_.fixed_plan,
+          .caps = CapsDigest(options_.bucket_bytes_list)};
 }
 
 BucketPlan Ddp::Plan(std::span<const uint32_t> order) const {
+  if (!options_.bucket_bytes_list.empty()) {
+    return PlanBuckets(parameters_, order, options_.bucket_bytes_list);
+  }
   const std::array<uint64_t, 2> caps = {options_.first_bucket_bytes, options_.bucket_bytes};
   return PlanBuckets(parameters_, order, caps);
 }
@@ -109,6 +120,51 @@ Status Ddp::Adopt(Layout layout) {
   layout_ = std::move(layout);
   readiness_ = Readiness(layout_.plan);
   waited_.assign(bucket_count(), 0);
+  skipped_.assign(bucket_count(), 0);
+  sequences_.assign(bucket_count(), 0);
+  return OkStatus();
+}
+
+Status Ddp::CheckBeforeFirstIteration(const char* call) const {
+  if (!failure_.ok()) return failure_;
+  if (iterations_ == 0 && (phase_ == Phase::kIdle || !readiness_.any_ready())) return OkStatus();
+  return {Code::kFailedPrecondition,
+          std::string(call) + " was called after training had begun; call it before"};
+}
+
+Status Ddp::SetUnusedPolicy(UnusedPolicy policy) {
+  GRADSYNC_RETURN_IF_ERROR(CheckBeforeFirstIteration("set_unused_policy"));
+  if (policy != UnusedPolicy::kError && use_ == nullptr) {
+    Result<std::shared_ptr<SharedBuffer>> use =
+        group_->Allocate(parameter_count() * sizeof(int32_t), "used parameters");
+    if (!use) {
+      group_->Abort(use.error());  // the other ranks would wait for this one's part
+      return Fail(use.error());
+    }
+    use_ = *std::move(use);
+    used_here_.assign(parameter_count(), 0);
+    used_by_.assign(parameter_count(), 0);
+  }
+  policy_ = policy;
+  may_replan_ = !options_.fixed_plan && policy != UnusedPolicy::kFind;
+  return OkStatus();
+}
+
+Status Ddp::ReduceElsewhere() {
+  GRADSYNC_RETURN_IF_ERROR(CheckBeforeFirstIteration("reduce_elsewhere"));
+  reduces_elsewhere_ = true;
+  return OkStatus();
+}
+
+Status Ddp::Skip(uint32_t bucket) {
+  if (!failure_.ok()) return failure_;
+  if (phase_ != Phase::kIterating) return OutOfOrder("skip");
+  if (bucket >= bucket_count()) return OutOfRange("bucket", bucket, bucket_count());
+  if (readiness_.any_ready()) {
+    return {Code::kFailedPrecondition,
+            "skip was called while gradients were being handed over; call it before the first"};
+  }
+  skipped_[bucket] = 1;
   return OkStatus();
 }
 
@@ -138,6 +194,8 @@ Status Ddp::Begin() {
   waited_.assign(waited_.size(), 0);
   waited_count_ = 0;
   has_sequences_ = false;
+  std::fill(skipped_.begin(), skipped_.end(), uint8_t{0});
+  std::fill(used_here_.begin(), used_here_.end(), uint8_t{0});
   phase_ = Phase::kIterating;
   return OkStatus();
 }
@@ -147,10 +205,13 @@ Status Ddp::Begin() {
 Status Ddp::LeaveIteration() {
   if (!failure_.ok()) return failure_;
   if (phase_ == Phase::kIterating && readiness_.any_ready()) {
-    const Status unfinished(Code::kFailedPrecondition,
-                            UnfinishedSentence(parameters_, readiness_.Unready(), rank()));
-    group_->Abort(unfinished);
-    return Fail(unfinished);
+    const std::vector<uint32_t> unready = readiness_.Unready();
+    const auto unfinished = [&](size_t names_limit) {
+      return Status(Code::kFailedPrecondition,
+                    UnfinishedSentence(parameters_, unready, rank(), policy_, names_limit));
+    };
+    group_->Abort(unfinished(kGroupNamesLimit));
+    return Fail(unfinished(kErrorNamesLimit));
   }
   phase_ = Phase::kIdle;
   return OkStatus();
@@ -161,36 +222,72 @@ Status Ddp::Fail(Status status) {
   return failure_;
 }
 
-Result<bool> Ddp::Ready(uint32_t parameter) {
+Result<bool> Ddp::Ready(uint32_t parameter) { return MarkReady(parameter, true); }
+
+Result<bool> Ddp::ReadyUnused(uint32_t parameter) { return MarkReady(parameter, false); }
+
+Result<bool> Ddp::MarkReady(uint32_t parameter, bool used) {
   if (!failure_.ok()) return Unexpected(failure_);
   if (phase_ != Phase::kIterating) return Unexpected(OutOfOrder("ready"));
   if (parameter >= parameter_count()) {
     return Unexpected(OutOfRange("parameter", parameter, parameter_count()));
   }
-  switch (readiness_.MarkReady(parameter)) {
-    case Readiness::Event::kCounted:
-      return false;
-    case Readiness::Event::kBucketComplete:
-      GRADSYNC_RETURN_IF_ERROR(SubmitBucket(readiness_.BucketOf(parameter)));
-      return readiness_.all_ready();
-    case Readiness::Event::kAlreadyReady:
-      break;
+  const Readiness::Event event = readiness_.MarkReady(parameter);
+  if (event == Readiness::Event::kAlreadyReady) {
+    return Unexpected(Code::kFailedPrecondition,
+                      ReadyTwiceSentence(parameters_[parameter], parameter));
   }
-  return Unexpected(Code::kFailedPrecondition,
-                    ReadyTwiceSentence(parameters_[parameter], parameter));
+  if (use_ != nullptr && used) used_here_[parameter] = 1;
+  if (event == Readiness::Event::kCounted) return false;
+  GRADSYNC_RETURN_IF_ERROR(SubmitBucket(readiness_.BucketOf(parameter)));
+  if (!readiness_.all_ready()) return false;
+  if (combines_use()) GRADSYNC_RETURN_IF_ERROR(SubmitUse());
+  return true;
 }
 
 // Buckets are numbered in index order, so the numbers are taken together, before the first of them
 // is handed over in whatever order.
-Status Ddp::SubmitBucket(uint32_t bucket) {
-  if (!has_sequences_) {
-    base_sequence_ = group_->ReserveSequences(bucket_count());
-    has_sequences_ = true;
+void Ddp::ReserveSequences() {
+  if (std::exchange(has_sequences_, true)) return;
+  uint32_t count = 0;
+  for (uint32_t bucket = 0; bucket < bucket_count(); ++bucket) {
+    sequences_[bucket] = count;
+    if (skipped_[bucket] == 0 && !reduces_elsewhere_) ++count;
   }
+  const uint64_t base = group_->ReserveSequences(count + (combines_use() ? 1 : 0));
+  for (uint64_t& sequence : sequences_) sequence += base;
+  use_sequence_ = base + count;
+}
+
+Status Ddp::SubmitBucket(uint32_t bucket) {
+  ReserveSequences();
+  if (skipped_[bucket] != 0 || reduces_elsewhere_) return OkStatus();
   const Status status =
-      group_->SubmitBucket(base_sequence_ + bucket, layout_.infos[bucket], *layout_.buffer,
+      group_->SubmitBucket(sequences_[bucket], layout_.infos[bucket], *layout_.buffer,
                            layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout);
   return status.ok() ? status : Fail(status);
+}
+
+// Behind the last bucket: whether it was used, of each parameter, for the ranks to add up.
+Status Ddp::SubmitUse() {
+  auto* counts = reinterpret_cast<int32_t*>(use_->data());
+  std::copy(used_here_.begin(), used_here_.end(), counts);
+  const Status status =
+      group_->SubmitAllReduce(use_sequence_, parameter_count(), DType::kInt32, *use_, /*offset=*/0,
+                              ReduceOp::kSum, options_.timeout);
+  return status.ok() ? status : Fail(status);
+}
+
+Status Ddp::WaitForUse() {
+  Status status = group_->Wait(use_sequence_, options_.timeout);
+  if (!status.ok()) return Fail(std::move(status));
+  std::memcpy(used_by_.data(), use_->data(), used_by_.size() * sizeof(int32_t));
+  return OkStatus();
+}
+
+uint32_t Ddp::UsedBy(uint32_t parameter) const {
+  if (use_ == nullptr || parameter >= parameter_count()) return group_->size();
+  return static_cast<uint32_t>(used_by_[parameter]);
 }
 
 Status Ddp::Wait(uint32_t bucket) {
@@ -205,8 +302,17 @@ Status Ddp::Wait(uint32_t bucket) {
     return {Code::kFailedPrecondition, BucketNotReadySentence(parameters_, bucket, missing)};
   }
   if (waited_[bucket] != 0) return OkStatus();
-  Status status = group_->Wait(base_sequence_ + bucket, options_.timeout);
-  if (!status.ok()) return Fail(std::move(status));
+  // Operations complete in order, so that what comes behind the last bucket says it is there too.
+  if (combines_use() && bucket + 1 == bucket_count()) {
+    if (!readiness_.all_ready()) {
+      return {Code::kFailedPrecondition,
+              "the last bucket was waited for before every parameter was ready"};
+    }
+    GRADSYNC_RETURN_IF_ERROR(WaitForUse());
+  } else if (skipped_[bucket] == 0 && !reduces_elsewhere_) {
+    Status status = group_->Wait(sequences_[bucket], options_.timeout);
+    if (!status.ok()) return Fail(std::move(status));
+  }
   waited_[bucket] = 1;
   ++waited_count_;
   return OkStatus();
@@ -224,6 +330,7 @@ Status Ddp::End() {
     first_order_.assign(readiness_.order().begin(), readiness_.order().end());
   }
   phase_ = Phase::kIdle;
+  ++iterations_;
   return OkStatus();
 }
 

@@ -16,6 +16,9 @@
 // threads of autograd one at a time, Wait and End from the one that finishes backward. Ready
 // neither locks, allocates nor searches.
 //
+// Where parameters may go unused, ReadyUnused stands for Ready; which parameters were used on any
+// rank is combined as one more operation behind the last bucket, and waited for together with it.
+//
 // A failure of the group, or an iteration that can never finish, is final: every later call returns
 // it. The other ranks then fail too; a new group and a new Ddp are the way on.
 #ifndef GRADSYNC_CLIENT_DDP_DDP_H_
@@ -32,6 +35,7 @@
 #include "client/ddp/bucket_plan.h"
 #include "client/ddp/parameter.h"
 #include "client/ddp/readiness.h"
+#include "client/ddp/unused_policy.h"
 #include "shm/status.h"
 
 namespace gradsync {
@@ -41,6 +45,9 @@ struct DdpOptions {
   uint64_t first_bucket_bytes = 0;  // for the first bucket; 0: 1 MiB, or bucket_bytes if given
   Timeout timeout{0};               // for each bucket and each agreement; zero: the session's
   bool fixed_plan = false;          // never replan
+  // Instead of the two above: the sizes of the first bucket, the second and so on; the last one
+  // holds for all that follow.
+  std::vector<uint64_t> bucket_bytes_list{};
 };
 
 // Where the gradient of a parameter lies, row-major, inside Ddp::buffer().
@@ -91,10 +98,34 @@ class Ddp {
   // sentence, so that the other ranks learn at once what they are waiting for.
   Status Begin();
 
+  // What becomes of unused parameters (kError to begin with). Before the first iteration, with the
+  // same policy on every rank. With kFind the plan stays as it is: no order is typical.
+  Status SetUnusedPolicy(UnusedPolicy policy);
+
+  // From now on the caller reduces the buckets by means of its own: Ready hands none over, Wait
+  // waits for none. Before the first iteration, on every rank.
+  Status ReduceElsewhere();
+
+  // In the current iteration no rank uses any parameter of the bucket: nothing is done for it. On
+  // every rank that begins the iteration, before the first parameter is ready.
+  Status Skip(uint32_t bucket);
+
   // The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last;
   // does not block. True with the iteration's last parameter. kFailedPrecondition outside an
   // iteration, or the second time for a parameter.
   Result<bool> Ready(uint32_t parameter);
+
+  // As Ready, for a parameter that this rank has not used: its slot holds what the rank contributes
+  // all the same, zeros in most cases.
+  Result<bool> ReadyUnused(uint32_t parameter);
+
+  bool IsBucketReady(uint32_t bucket) const {
+    return bucket < bucket_count() && readiness_.IsBucketComplete(bucket);
+  }
+
+  // How many ranks used the parameter. Known from the Wait for the iteration's last bucket until
+  // the next iteration's, and with kStatic for good. The group's size where nothing is told apart.
+  uint32_t UsedBy(uint32_t parameter) const;
 
   // Blocks until the bucket holds the averages. kFailedPrecondition if it has not been handed over.
   Status Wait(uint32_t bucket);
@@ -130,6 +161,8 @@ class Ddp {
       const DdpOptions& options);
 
   PlanSettings Settings() const;
+  Status CheckBeforeFirstIteration(const char* call) const;
+  Result<bool> MarkReady(uint32_t parameter, bool used);
   BucketPlan Plan(std::span<const uint32_t> order) const;
   // Allocates a plan's memory, and compares across ranks the plan and whether there was memory.
   Result<Layout> Prepare(BucketPlan plan);
@@ -139,7 +172,14 @@ class Ddp {
   void MoveGradients(const Layout& target) const;
 
   Status LeaveIteration();
+  void ReserveSequences();
   Status SubmitBucket(uint32_t bucket);
+  // Whether the current iteration also says which parameters were used.
+  bool combines_use() const {
+    return policy_ == UnusedPolicy::kFind || (policy_ == UnusedPolicy::kStatic && iterations_ == 0);
+  }
+  Status SubmitUse();
+  Status WaitForUse();
   Status Fail(Status status);
   Result<std::vector<uint32_t>> FirstRanksOrder();
 
@@ -152,10 +192,22 @@ class Ddp {
   Layout layout_;
   Phase phase_ = Phase::kIdle;
   Readiness readiness_;
-  uint64_t base_sequence_ = 0;  // of the iteration's bucket 0, once a bucket is handed over
+  // Of the iteration's buckets, and then of the use of parameters; once a bucket is handed over.
+  std::vector<uint64_t> sequences_;
+  uint64_t use_sequence_ = 0;
   bool has_sequences_ = false;
-  std::vector<uint8_t> waited_;  // by bucket
+  std::vector<uint8_t> skipped_;  // by bucket
+  std::vector<uint8_t> waited_;   // by bucket
   uint32_t waited_count_ = 0;
+
+  uint64_t iterations_ = 0;  // that have ended
+
+  UnusedPolicy policy_ = UnusedPolicy::kError;
+  bool reduces_elsewhere_ = false;
+  // By parameter. What this rank used in the iteration; where the counts are made; the counts.
+  std::vector<uint8_t> used_here_;
+  std::shared_ptr<SharedBuffer> use_;
+  std::vector<int32_t> used_by_;
 
   // Of the first whole iteration, kept for the one replan.
   std::vector<uint32_t> first_order_;

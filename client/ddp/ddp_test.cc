@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "client/ddp/fake_group.h"
+#include "gradsync/gradsync.h"
 #include "shm/session_layout.h"
 
 namespace gradsync {
@@ -128,6 +130,16 @@ class Trainer {
       const Status status = ddp_->Wait(bucket);
       EXPECT_TRUE(status.ok()) << status.ToString();
     }
+  }
+
+  // As if this rank were alone: nobody has changed its gradients.
+  void CheckOwn(uint32_t step) {
+    std::vector<float> expected;
+    const Slot slot = *ddp_->GetSlot(0);
+    for (uint64_t i = 0; i < slot.count; ++i) {
+      expected.push_back(GradientOf<float>(group_->rank(), step, 0, i));
+    }
+    EXPECT_EQ(std::memcmp(slot.data, expected.data(), slot.count * sizeof(float)), 0);
   }
 
   void CheckAverages(uint32_t step) {
@@ -558,10 +570,13 @@ TEST(DdpTest, ParameterWithoutGradientFailsTheNextIterationWithPyTorchsWordsAndI
     trainer.Backward(std::vector<uint32_t>{6, 5, 4, 3, 0}, 0);
     const Status status = trainer.ddp().Begin();
     EXPECT_EQ(status.code(), Code::kFailedPrecondition);
-    EXPECT_EQ(status.message(),
-              std::string(kUnfinished) +
-                  "\nParameters which did not receive grad for rank 0: hidden.weight, hidden.bias"
-                  "\nParameter indices which did not receive grad for rank 0: 1 2");
+    EXPECT_EQ(
+        status.message(),
+        std::string(kUnfinished) +
+            "\nParameters which did not receive grad for rank 0: hidden.weight, hidden.bias"
+            "\nParameter indices which did not receive grad for rank 0: 1 2"
+            "\nIn addition, you can set the environment variable TORCH_DISTRIBUTED_DEBUG to either "
+            "INFO or DETAIL to have torch print more about this rank.");
     // And it lasts: the ranks are out of step for good.
     EXPECT_EQ(trainer.ddp().Begin().message(), status.message());
     EXPECT_EQ(trainer.ddp().Ready(1).error().message(), status.message());
@@ -612,7 +627,7 @@ TEST(DdpTest, OtherRanksLearnWhoIsUnfinishedAndWhatItLacks) {
 }
 
 TEST(DdpTest, ManyUnusedParametersMakeASentenceThatFitsAFailedGroupsText) {
-  FakeNetwork network(1);
+  FakeNetwork network(2);
   network.Run([](const std::shared_ptr<Group>& group) {
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < 5000; ++i) {
@@ -620,12 +635,13 @@ TEST(DdpTest, ManyUnusedParametersMakeASentenceThatFitsAFailedGroupsText) {
     }
     const auto ddp = *Ddp::Create(group, specs, {});
     ASSERT_TRUE(ddp->Begin().ok());
-    ASSERT_TRUE(ddp->Ready(3));
-    const std::string message = ddp->Begin().message();
-    EXPECT_LT(message.size(), kErrorTextBytes);
+    const bool waits = group->rank() == 0;
+    for (uint32_t i = waits ? 0 : 4999; i < 5000; ++i) ASSERT_TRUE(ddp->Ready(i));
+    const std::string message = waits ? ddp->Wait(0).message() : ddp->Begin().message();
+    EXPECT_LT(message.size(), waits ? kErrorTextBytes : sizeof(gradsync_error::message));
     EXPECT_THAT(message, HasSubstr("nn0"));
     EXPECT_THAT(message, HasSubstr("more\nParameter indices"));
-    EXPECT_THAT(message, HasSubstr("0 1 2 4 5"));
+    EXPECT_THAT(message, HasSubstr("0 1 2 3 4"));
   });
 }
 
@@ -697,6 +713,143 @@ TEST(DdpTest, CallsOutsideAnIterationAreRefused) {
       EXPECT_EQ(ddp.End().code(), Code::kFailedPrecondition);
       trainer.Step(ReversedOrder(7), step);
     }
+  });
+}
+
+// One iteration in which the group's rank 0 uses parameters 0, 1, 2 and rank 1 uses 0 and 3.
+void StepWithUnused(Trainer& trainer, uint32_t rank) {
+  Ddp& ddp = trainer.ddp();
+  const std::set<uint32_t> used =
+      rank == 0 ? std::set<uint32_t>{0, 1, 2} : std::set<uint32_t>{0, 3};
+  ASSERT_TRUE(ddp.Begin().ok());
+  for (uint32_t parameter = 0; parameter < ddp.parameter_count(); ++parameter) {
+    const Result<bool> ready =
+        used.contains(parameter) ? ddp.Ready(parameter) : ddp.ReadyUnused(parameter);
+    ASSERT_TRUE(ready);
+    EXPECT_EQ(*ready, parameter == 6);
+  }
+  trainer.WaitForAll();
+  ASSERT_TRUE(ddp.End().ok());
+}
+
+std::vector<uint32_t> Uses(const Ddp& ddp) {
+  std::vector<uint32_t> uses;
+  for (uint32_t i = 0; i < ddp.parameter_count(); ++i) uses.push_back(ddp.UsedBy(i));
+  return uses;
+}
+
+TEST(DdpTest, EveryIterationCountsTheRanksThatUsedAParameter) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    EXPECT_THAT(Uses(trainer.ddp()), ElementsAre(2, 2, 2, 2, 2, 2, 2));
+    ASSERT_TRUE(trainer.ddp().SetUnusedPolicy(UnusedPolicy::kFind).ok());
+    StepWithUnused(trainer, group->rank());
+    EXPECT_THAT(Uses(trainer.ddp()), ElementsAre(2, 1, 1, 1, 0, 0, 0));
+    StepWithUnused(trainer, 1 - group->rank());
+    StepWithUnused(trainer, 1);
+    EXPECT_THAT(Uses(trainer.ddp()), ElementsAre(2, 0, 0, 2, 0, 0, 0));
+    EXPECT_FALSE(*trainer.ddp().Replan());
+  });
+  EXPECT_EQ(network.log(0).all_reduces, 3U);
+}
+
+TEST(DdpTest, AStaticGraphCountsInTheFirstIterationOnly) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    ASSERT_TRUE(trainer.ddp().SetUnusedPolicy(UnusedPolicy::kStatic).ok());
+    StepWithUnused(trainer, group->rank());
+    EXPECT_TRUE(*trainer.ddp().Replan());
+    StepWithUnused(trainer, 1);
+    EXPECT_THAT(Uses(trainer.ddp()), ElementsAre(2, 1, 1, 1, 0, 0, 0));
+  });
+  EXPECT_EQ(network.log(0).all_reduces, 1U);
+}
+
+TEST(DdpTest, ASkippedBucketIsNoOperation) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    Ddp& ddp = trainer.ddp();
+    const uint32_t last = ddp.bucket_count() - 1;
+    for (const uint32_t skipped : {0U, last}) {
+      ASSERT_TRUE(ddp.Begin().ok());
+      ASSERT_TRUE(ddp.Skip(skipped).ok());
+      EXPECT_TRUE(trainer.Backward(ReversedOrder(7), 0));
+      EXPECT_EQ(ddp.Skip(1).code(), Code::kFailedPrecondition);
+      trainer.WaitForAll();
+      ASSERT_TRUE(ddp.End().ok());
+    }
+    trainer.Step(ReversedOrder(7), 1);
+    trainer.CheckAverages(1);
+  });
+  const size_t buckets = network.log(0).described.size();
+  EXPECT_THAT(network.log(0).bucket_sequences, SizeIs(3 * buckets - 2));
+}
+
+TEST(DdpTest, BucketsThatAreReducedElsewhereAreNotHandedOver) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    Ddp& ddp = trainer.ddp();
+    ASSERT_TRUE(ddp.ReduceElsewhere().ok());
+    ASSERT_TRUE(ddp.SetUnusedPolicy(UnusedPolicy::kFind).ok());
+    ASSERT_TRUE(ddp.Begin().ok());
+    trainer.Backward(std::vector<uint32_t>{6}, 0);
+    EXPECT_TRUE(ddp.IsBucketReady(0));
+    EXPECT_FALSE(ddp.IsBucketReady(1));
+    EXPECT_FALSE(ddp.IsBucketReady(ddp.bucket_count()));
+    EXPECT_TRUE(trainer.Backward(std::vector<uint32_t>{5, 4, 3, 2, 1, 0}, 0));
+    trainer.WaitForAll();
+    ASSERT_TRUE(ddp.End().ok());
+    EXPECT_THAT(Uses(ddp), ElementsAre(2, 2, 2, 2, 2, 2, 2));
+    trainer.CheckOwn(0);
+    EXPECT_EQ(ddp.ReduceElsewhere().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(ddp.SetUnusedPolicy(UnusedPolicy::kError).code(), Code::kFailedPrecondition);
+  });
+  EXPECT_THAT(network.log(0).bucket_sequences, IsEmpty());
+}
+
+TEST(DdpTest, TheAdviceFitsWhatWasAskedFor) {
+  const auto message = [](UnusedPolicy policy) {
+    std::string text;
+    FakeNetwork network(1);
+    network.Run([&](const std::shared_ptr<Group>& group) {
+      Trainer trainer(group, SmallBuckets());
+      ASSERT_TRUE(trainer.ddp().SetUnusedPolicy(policy).ok());
+      ASSERT_TRUE(trainer.ddp().Begin().ok());
+      ASSERT_TRUE(trainer.ddp().Ready(6));
+      text = trainer.ddp().Begin().message();
+    });
+    return text;
+  };
+  EXPECT_THAT(message(UnusedPolicy::kError), HasSubstr("keyword argument `find_unused_parameters"));
+  EXPECT_THAT(message(UnusedPolicy::kFind),
+              HasSubstr("Since `find_unused_parameters=True` is enabled"));
+  EXPECT_THAT(message(UnusedPolicy::kStatic),
+              HasSubstr("your training graph has changed in this iteration"));
+}
+
+TEST(DdpTest, AListGivesEachBucketItsSize) {
+  FakeNetwork network(1);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    const auto ddp = *Ddp::Create(group, std::vector<ParameterSpec>(6, {.name = "p", .shape = {1}}),
+                                  {.bucket_bytes_list = {4, 12, 8}});
+    EXPECT_THAT(ddp->GetBucket(0)->parameters, SizeIs(1));
+    EXPECT_THAT(ddp->GetBucket(1)->parameters, SizeIs(3));
+    EXPECT_THAT(ddp->GetBucket(2)->parameters, SizeIs(2));
+  });
+}
+
+TEST(DdpTest, ListsOfSizesThatDifferAreAMismatch) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    const auto ddp =
+        Ddp::Create(group, SmallModel(), {.bucket_bytes_list = {8, 16 + group->rank()}});
+    ASSERT_FALSE(ddp);
+    EXPECT_EQ(ddp.error().code(), Code::kMismatch);
+    EXPECT_THAT(ddp.error().message(), HasSubstr("lists of bucket sizes of ranks 0 and 1 differ"));
   });
 }
 

@@ -44,6 +44,14 @@ void Average(const std::vector<T*>& inputs, uint64_t count) {
   }
 }
 
+void Add(const std::vector<int32_t*>& inputs, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    int32_t sum = 0;
+    for (const int32_t* input : inputs) sum += input[i];
+    for (int32_t* output : inputs) output[i] = sum;
+  }
+}
+
 }  // namespace
 
 FakeNetwork::FakeNetwork(uint32_t size) : FakeNetwork(Identity(size)) {}
@@ -132,7 +140,15 @@ Status FakeNetwork::Execute(const Pending& pending) const {
     Average<double, true>(data, operation.count);
     return OkStatus();
   }
-  return {Code::kUnsupported, "the fake group averages float32 and float64 only"};
+  if (operation.reduce_op == ReduceOp::kSum && operation.dtype == DType::kInt32) {
+    std::vector<int32_t*> data;
+    for (const auto& [member, share] : pending.shares) {
+      data.push_back(static_cast<int32_t*>(share.output));
+    }
+    Add(data, operation.count);
+    return OkStatus();
+  }
+  return {Code::kUnsupported, "the fake group averages float32 and float64, and adds int32, only"};
 }
 
 Status FakeNetwork::WaitFor(uint64_t sequence) {
@@ -234,6 +250,17 @@ Status FakeGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
                     .dtype = info.dtype,
                     .reduce_op = op,
                     .bucket = info.index},
+                   {data, data});
+  return OkStatus();
+}
+
+Status FakeGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
+                                  const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
+                                  Timeout /*timeout*/) {
+  ++network_->logs_[member_].all_reduces;
+  std::byte* data = buffer.data() + offset;
+  network_->Submit(member_, sequence,
+                   {.kind = OpKind::kAllReduce, .count = count, .dtype = dtype, .reduce_op = op},
                    {data, data});
   return OkStatus();
 }

@@ -38,6 +38,7 @@ struct FakeLog {
   std::vector<uint64_t> bucket_sequences;  // in the order of SubmitBucket
   std::vector<BucketInfo> described;
   std::vector<uint64_t> allocated;  // bytes
+  uint32_t all_reduces = 0;         // submitted beside buckets
   uint32_t collectives = 0;
 };
 
@@ -109,6 +110,8 @@ class FakeGroup : public Group {
   uint64_t ReserveSequences(uint32_t count) override;
   Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
                       uint64_t offset, ReduceOp op, Timeout timeout) override;
+  Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype, const SharedBuffer& buffer,
+                         uint64_t offset, ReduceOp op, Timeout timeout) override;
   Status Wait(uint64_t sequence, Timeout timeout) override;
   void Abort(const Status& why) override;
 

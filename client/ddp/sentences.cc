@@ -3,18 +3,30 @@
 namespace gradsync {
 namespace {
 
-// A failed group's text holds just under 1000 bytes, of which PyTorch's words take half.
-constexpr size_t kNamesLimit = 200;
+// A failed group's text holds just under 1000 bytes, of which PyTorch's words take more than half.
+constexpr size_t kNamesLimit = kGroupNamesLimit;
 constexpr size_t kIndicesLimit = 60;
 constexpr size_t kNameLimit = 120;
 
 constexpr char kUnfinished[] =
     "Expected to have finished reduction in the prior iteration before starting a new one. ";
 constexpr char kUnused[] =
-    "This error indicates that your module has parameters that were not used in producing loss. "
+    "This error indicates that your module has parameters that were not used in producing loss. ";
+constexpr char kMayFind[] =
     "You can enable unused parameter detection by passing the keyword argument "
-    "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by making "
-    "sure all `forward` function outputs participate in calculating loss.";
+    "`find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by ";
+constexpr char kDoesFind[] =
+    "Since `find_unused_parameters=True` is enabled, this likely  means that not all `forward` "
+    "outputs participate in computing loss. You can fix this by ";
+constexpr char kOutputs[] =
+    "making sure all `forward` function outputs participate in calculating loss.";
+constexpr char kChanged[] =
+    "This error indicates that your training graph has changed in this iteration, e.g., one "
+    "parameter is used in first iteration, but then got unused in the second iteration. this is "
+    "not compatible with static_graph set to True.";
+constexpr char kDebug[] =
+    "\nIn addition, you can set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or "
+    "DETAIL to have torch print more about this rank.";
 
 template <typename Describe>
 std::string List(std::span<const uint32_t> indices, const char* separator, size_t limit,
@@ -31,6 +43,18 @@ std::string List(std::span<const uint32_t> indices, const char* separator, size_
   return text;
 }
 
+std::string Advice(UnusedPolicy policy) {
+  switch (policy) {
+    case UnusedPolicy::kError:
+      return std::string(kUnused) + kMayFind + kOutputs;
+    case UnusedPolicy::kFind:
+      return std::string(kUnused) + kDoesFind + kOutputs;
+    case UnusedPolicy::kStatic:
+      break;
+  }
+  return kChanged;
+}
+
 }  // namespace
 
 std::string ListNames(std::span<const ParameterSpec> parameters, std::span<const uint32_t> indices,
@@ -40,7 +64,8 @@ std::string ListNames(std::span<const ParameterSpec> parameters, std::span<const
 }
 
 std::string UnfinishedSentence(std::span<const ParameterSpec> parameters,
-                               std::span<const uint32_t> unready, uint32_t rank) {
+                               std::span<const uint32_t> unready, uint32_t rank,
+                               UnusedPolicy policy, size_t names_limit) {
   const std::string who = " for rank " + std::to_string(rank);
   if (unready.empty()) {
     return kUnfinished + ("Every gradient was handed over" + who) +
@@ -49,9 +74,9 @@ std::string UnfinishedSentence(std::span<const ParameterSpec> parameters,
   }
   const std::string indices =
       List(unready, " ", kIndicesLimit, [](uint32_t index) { return std::to_string(index); });
-  return std::string(kUnfinished) + kUnused + "\nParameters which did not receive grad" + who +
-         ": " + ListNames(parameters, unready, kNamesLimit) +
-         "\nParameter indices which did not receive grad" + who + ": " + indices;
+  return kUnfinished + Advice(policy) + "\nParameters which did not receive grad" + who + ": " +
+         ListNames(parameters, unready, names_limit) +
+         "\nParameter indices which did not receive grad" + who + ": " + indices + kDebug;
 }
 
 std::string ReadyTwiceSentence(const ParameterSpec& parameter, uint32_t index) {

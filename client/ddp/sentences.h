@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/ddp/parameter.h"
+#include "client/ddp/unused_policy.h"
 
 namespace gradsync {
 
@@ -16,9 +17,15 @@ std::string ListNames(std::span<const ParameterSpec> parameters, std::span<const
                       size_t limit);
 
 // A new iteration while the last is unfinished; `unready` may be empty, if only the averages have
-// not been collected. Short enough for the text of a failed group.
+// not been collected. With as many names as fit into about `names_limit` bytes.
 std::string UnfinishedSentence(std::span<const ParameterSpec> parameters,
-                               std::span<const uint32_t> unready, uint32_t rank);
+                               std::span<const uint32_t> unready, uint32_t rank,
+                               UnusedPolicy policy, size_t names_limit);
+
+// Limits of names: what leaves the whole short enough for the text of a failed group, and what
+// leaves it short enough for an error of the C interface.
+inline constexpr size_t kGroupNamesLimit = 200;
+inline constexpr size_t kErrorNamesLimit = 800;
 
 std::string ReadyTwiceSentence(const ParameterSpec& parameter, uint32_t index);
 

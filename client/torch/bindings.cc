@@ -2,13 +2,16 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/torch/broadcaster.h"
+#include "client/torch/comm_hook.h"
 #include "client/torch/errors.h"
 #include "client/torch/process_group.h"
 #include "client/torch/reducer.h"
@@ -75,34 +78,99 @@ void BindBroadcaster(py::module_& module) {
           py::arg("text"));
 }
 
-// Under the names by which torch's DistributedDataParallel calls its own reducer.
-void BindReducer(py::module_& module) {
-  py::class_<Reducer>(module, "Reducer")
+// `object`, to be dropped on whatever thread, with or without the interpreter's lock.
+std::shared_ptr<py::object> Keep(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* kept) {
+            const py::gil_scoped_acquire acquired;
+            delete kept;
+          }};
+}
+
+std::unique_ptr<Reducer> MakeReducer(
+    std::shared_ptr<Session> session, const std::string& tag, const std::vector<uint32_t>& ranks,
+    const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
+    uint64_t bucket_bytes, uint64_t first_bucket_bytes, std::vector<uint64_t> bucket_bytes_list,
+    Timeout timeout, bool gradient_as_bucket_view, bool find_unused, bool skip_unused,
+    std::vector<uint8_t> sparse, std::optional<at::ScalarType> gradient_type) {
+  return std::make_unique<Reducer>(
+      std::move(session), tag, ranks, parameters, names,
+      Reducer::Options{bucket_bytes, first_bucket_bytes, std::move(bucket_bytes_list), timeout,
+                       gradient_as_bucket_view, find_unused, skip_unused, std::move(sparse),
+                       gradient_type});
+}
+
+void BindReducerSettings(py::class_<Reducer>& reducer) {
+  reducer.def("_set_static_graph", &Reducer::SetStaticGraph, Unlocked())
       .def(
-          py::init([](std::shared_ptr<Session> session, const std::string& tag,
-                      const std::vector<uint32_t>& ranks, const std::vector<at::Tensor>& parameters,
-                      const std::vector<std::string>& names, uint64_t bucket_bytes,
-                      uint64_t first_bucket_bytes, Timeout timeout, bool gradient_as_bucket_view) {
-            return std::make_unique<Reducer>(std::move(session), tag, ranks, parameters, names,
-                                             Reducer::Options{bucket_bytes, first_bucket_bytes,
-                                                              timeout, gradient_as_bucket_view});
-          }),
-          py::kw_only(), py::arg("session"), py::arg("tag"), py::arg("ranks"),
-          py::arg("parameters"), py::arg("names"), py::arg("bucket_bytes"),
-          py::arg("first_bucket_bytes"), py::arg("timeout"), py::arg("gradient_as_bucket_view"),
-          Unlocked())
-      .def("prepare_for_forward", &Reducer::PrepareForForward, Unlocked())
-      .def("_rebuild_buckets", &Reducer::RebuildBuckets, Unlocked())
-      .def(
-          "prepare_for_backward",
-          [](Reducer& self, const py::list& /*outputs*/) {
-            const py::gil_scoped_release released;
-            self.PrepareForBackward();
+          "_register_comm_hook",
+          [](Reducer& self, py::object state, py::object hook) {
+            auto made = std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook));
+            self.SetHook(std::move(made));
           },
-          py::arg("outputs"))
+          py::arg("state"), py::arg("hook"))
+      .def(
+          "_register_half_precision_hook",
+          [](Reducer& self, c10::intrusive_ptr<c10d::ProcessGroup> group) {
+            self.SetHook(MakeHalfPrecisionHook(std::move(group)));
+          },
+          py::arg("group"))
+      .def("_set_optimizer_in_backward", &Reducer::SetOptimizerInBackward)
+      .def("_set_manual_finalization_required", &Reducer::SetManualFinish, py::arg("required"));
+}
+
+void BindReducerSteps(py::class_<Reducer>& reducer) {
+  reducer.def("prepare_for_forward", &Reducer::PrepareForForward, Unlocked())
+      .def("rebuild_buckets", &Reducer::RebuildBuckets, py::arg("together"), Unlocked())
+      .def("prepare_for_backward", &Reducer::PrepareForBackward, py::arg("outputs"), Unlocked())
+      .def("_autograd_hook", &Reducer::OnGradient, py::arg("index"), Unlocked())
+      .def("_finalize_backward_manual", &Reducer::FinishBackward, Unlocked())
+      .def("run_empty_iteration", &Reducer::RunEmptyIteration, Unlocked())
+      .def("average_over_living", &Reducer::AverageOverLiving, py::arg("living"))
+      .def(
+          "_install_post_backward_futures",
+          [](Reducer& self, const py::list& futures) {
+            for (const py::handle future : futures) {
+              self.CallAtEnd([kept = Keep(py::reinterpret_borrow<py::object>(future))] {
+                const py::gil_scoped_acquire acquired;
+                kept->attr("wait")();
+              });
+            }
+          },
+          py::arg("futures"))
       .def("_check_reducer_finalized", &Reducer::CheckFinalized, Unlocked())
-      .def("_remove_autograd_hooks", &Reducer::RemoveHooks, Unlocked())
+      .def("_remove_autograd_hooks", &Reducer::RemoveHooks, Unlocked());
+}
+
+py::dict TimesOf(const Reducer& reducer) {
+  const Reducer::Times times = reducer.times();
+  py::dict dict;
+  dict["forward_begin"] = times.forward_begin;
+  dict["backward_begin"] = times.backward_begin;
+  dict["first_bucket"] = times.first_bucket;
+  dict["last_gradient"] = times.last_gradient;
+  dict["end"] = times.end;
+  return dict;
+}
+
+// Under the names by which torch's DistributedDataParallel calls its own reducer, where it does.
+void BindReducer(py::module_& module) {
+  py::class_<Reducer> reducer(module, "Reducer");
+  reducer.def(py::init(&MakeReducer), py::kw_only(), py::arg("session"), py::arg("tag"),
+              py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::arg("bucket_bytes"),
+              py::arg("first_bucket_bytes"), py::arg("bucket_bytes_list"), py::arg("timeout"),
+              py::arg("gradient_as_bucket_view"), py::arg("find_unused"), py::arg("skip_unused"),
+              py::arg("sparse"), py::arg("gradient_type"), Unlocked());
+  BindReducerSettings(reducer);
+  BindReducerSteps(reducer);
+  reducer.def_property_readonly("recorded_static_graph", &Reducer::recorded_static_graph)
+      .def("_should_finalize_after_backward", &Reducer::needs_manual_finish)
+      .def_property_readonly("found_same_unused", &Reducer::found_same_unused)
+      .def_property_readonly("used_by", &Reducer::UsedBy)
       .def_property_readonly("bucket_bytes", &Reducer::BucketBytes)
+      .def_property_readonly("bucket_parameters", &Reducer::BucketParameters)
+      .def_property_readonly("ready_order", &Reducer::ReadyOrder)
+      .def_property_readonly("reduced_buckets", &Reducer::ReducedBuckets)
+      .def_property_readonly("times", &TimesOf)
       .def_property_readonly("iterations", &Reducer::iterations)
       .def_property_readonly("error", &Reducer::error);
 }

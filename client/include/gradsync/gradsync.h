@@ -268,6 +268,10 @@ typedef struct gradsync_ddp_options {
   uint64_t first_bucket_bytes; /* the same, of the first; 0: 1 MiB, or bucket_bytes if given */
   uint32_t timeout_ms;         /* for each bucket and each agreement; 0: the session's */
   uint32_t fixed_plan;         /* not 0: never replan in the order seen (gradsync_ddp_replan) */
+  /* Instead of the two sizes above: those of the first bucket, the second and so on; the last one
+   * holds for all that follow. NULL: none. */
+  const uint64_t* bucket_bytes_list;
+  uint32_t bucket_bytes_count;
 } gradsync_ddp_options;
 
 /* Agrees with every rank of `group` on the parameters, plans the buckets (reverse order of
@@ -317,6 +321,41 @@ GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
  * to 0. GRADSYNC_FAILED_PRECONDITION outside an iteration or the second time for a parameter. */
 GRADSYNC_API int gradsync_ddp_ready(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
                                     gradsync_error* error);
+
+/* Parameters that get no gradient. By default an iteration that has one can never finish. */
+typedef enum gradsync_unused_policy {
+  GRADSYNC_UNUSED_ERROR = 0,
+  GRADSYNC_UNUSED_FIND = 1,  /* in each iteration any may be unused; the plan stays as it is */
+  GRADSYNC_UNUSED_STATIC = 2 /* those of the first iteration are unused for ever */
+} gradsync_unused_policy;
+
+/* Before the first iteration, with the same policy on every rank. From then on the ranks also add
+ * up who used which parameter, behind the last bucket (with GRADSYNC_UNUSED_STATIC in the first
+ * iteration only): the wait for that bucket waits for both. */
+GRADSYNC_API int gradsync_ddp_set_unused_policy(gradsync_ddp* ddp, gradsync_unused_policy policy,
+                                                gradsync_error* error);
+
+/* As gradsync_ddp_ready, for a parameter that this rank has not used: its slot holds what the rank
+ * contributes all the same, zeros in most cases. */
+GRADSYNC_API int gradsync_ddp_ready_unused(gradsync_ddp* ddp, uint32_t parameter, int* all_ready,
+                                           gradsync_error* error);
+
+/* How many ranks used the parameter: none, and its average means nothing. Known from the wait for
+ * the last bucket until the next iteration's, with GRADSYNC_UNUSED_STATIC for good. The group's
+ * size under GRADSYNC_UNUSED_ERROR. */
+GRADSYNC_API uint32_t gradsync_ddp_used_by(const gradsync_ddp* ddp, uint32_t parameter);
+
+/* No rank uses any parameter of the bucket in this iteration: nothing is done for it, and its
+ * content means nothing. On every rank, before the first parameter of the iteration is ready. */
+GRADSYNC_API int gradsync_ddp_skip(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error);
+
+/* From now on the caller reduces the buckets by means of its own (compressed, say), in whatever
+ * order it keeps the same on every rank: ready hands none over, wait waits for none. Before the
+ * first iteration, on every rank. */
+GRADSYNC_API int gradsync_ddp_reduce_elsewhere(gradsync_ddp* ddp, gradsync_error* error);
+
+/* 1 if every parameter of the bucket is ready in this iteration, else 0. */
+GRADSYNC_API int gradsync_ddp_bucket_ready(const gradsync_ddp* ddp, uint32_t bucket);
 
 /* Blocks until the bucket holds the averages over all ranks. */
 GRADSYNC_API int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error);

@@ -331,6 +331,13 @@ struct DdpOptions {
   uint64_t first_bucket_bytes = 0;  // 0: 1 MiB, or bucket_bytes if given
   Timeout timeout{0};
   bool fixed_plan = false;
+  std::vector<uint64_t> bucket_bytes_list{};  // instead of the two sizes above
+};
+
+enum class UnusedPolicy {
+  kError = GRADSYNC_UNUSED_ERROR,
+  kFind = GRADSYNC_UNUSED_FIND,
+  kStatic = GRADSYNC_UNUSED_STATIC,
 };
 
 // The core of a DDP wrapper. See gradsync_ddp_* for what each call does and when it may be made.
@@ -348,6 +355,9 @@ class Ddp {
     raw.first_bucket_bytes = options.first_bucket_bytes;
     raw.timeout_ms = internal::Milliseconds(options.timeout);
     raw.fixed_plan = options.fixed_plan ? 1 : 0;
+    raw.bucket_bytes_list =
+        options.bucket_bytes_list.empty() ? nullptr : options.bucket_bytes_list.data();
+    raw.bucket_bytes_count = static_cast<uint32_t>(options.bucket_bytes_list.size());
     gradsync_ddp* handle = nullptr;
     if (auto error = internal::Call(gradsync_ddp_create, group.handle(), raw_parameters.data(),
                                     static_cast<uint32_t>(raw_parameters.size()), &raw, &handle)) {
@@ -384,6 +394,31 @@ class Ddp {
       return *std::move(error);
     }
     return all_ready != 0;
+  }
+
+  Status SetUnusedPolicy(UnusedPolicy policy) const {
+    return internal::CallStatus(gradsync_ddp_set_unused_policy, handle_.get(),
+                                static_cast<gradsync_unused_policy>(policy));
+  }
+  Result<bool> ReadyUnused(uint32_t parameter) const {
+    int all_ready = 0;
+    if (auto error =
+            internal::Call(gradsync_ddp_ready_unused, handle_.get(), parameter, &all_ready)) {
+      return *std::move(error);
+    }
+    return all_ready != 0;
+  }
+  uint32_t UsedBy(uint32_t parameter) const {
+    return gradsync_ddp_used_by(handle_.get(), parameter);
+  }
+  Status Skip(uint32_t bucket) const {
+    return internal::CallStatus(gradsync_ddp_skip, handle_.get(), bucket);
+  }
+  Status ReduceElsewhere() const {
+    return internal::CallStatus(gradsync_ddp_reduce_elsewhere, handle_.get());
+  }
+  bool IsBucketReady(uint32_t bucket) const {
+    return gradsync_ddp_bucket_ready(handle_.get(), bucket) != 0;
   }
 
   Status Wait(uint32_t bucket) const {

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from gradsync.errors import MismatchError
-from gradsync.torch import _C
+from gradsync.torch import _C, _mixed_precision
+from gradsync.torch._logger import Logger
+from gradsync.torch._optimizer_in_backward import step_hook
 from gradsync.torch._session import current_job, timeout_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel.distributed import _MixedPrecision
 
 __all__ = ["DistributedDataParallel"]
 
@@ -61,13 +66,28 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         gradient_as_bucket_view: lets ``.grad`` be the bucket's own memory from the first backward
             on. That saves a copy of all gradients in memory; in time it saves the copy out of the
             bucket, and with ``zero_grad(set_to_none=False)`` the one into it too.
-        batched_grad_copy: without effect, as copies are always batched by bucket.
+        bucket_cap_mb_list: instead of ``bucket_cap_mb``, the sizes of the first bucket, the second
+            and so on; the last one holds for all that follow.
+        find_unused_parameters: looks, after each forward, for the parameters that no path leads to
+            from the outputs, whatever they are nested in. Those contribute zeros. What no rank has
+            used keeps its ``.grad``; what any rank has used gets the average on every rank.
+        skip_all_reduce_unused_params: with it, buckets of nothing but unused parameters are not
+            averaged; every rank must leave the same ones unused.
+        static_graph: the set of parameters that are used, and how often each is, stays the same.
+            Found out in the first synchronised backward, which is averaged only at its end. Any
+            way of checkpointing works with it. A graph that changes all the same raises.
+        delay_all_reduce_named_params, param_to_hook_all_reduce: the named parameters are averaged
+            together, apart from the buckets, when the other one's gradient is made.
+        mixed_precision: as torch's; not together with ``find_unused_parameters``.
+        batched_grad_copy, lazy_bucket_allocation: without effect. Copies are always batched by
+            bucket, and the memory of buckets is shared with the daemon for good.
 
-    Not implemented yet, so they raise ``NotImplementedError``: ``find_unused_parameters``,
-    ``static_graph``, ``delay_all_reduce_named_params``, ``mixed_precision``,
-    ``skip_all_reduce_unused_params``, ``bucket_cap_mb_list``, ``lazy_bucket_allocation``;
-    communication hooks, ``join``, manual finalisation of backward; sparse gradients; modules on a
-    GPU.
+    Communication hooks are torch's own: buckets are given to the hook instead of to the daemon, and
+    it is the hook that divides. Sparse gradients, of an ``Embedding`` made with ``sparse=True``,
+    are averaged row by row. ``join`` works as torch's does. With ``create_graph=True`` values are
+    averaged, but what is differentiated a second time is this rank's own, as with torch.
+
+    Not implemented yet, so they raise ``NotImplementedError``: modules on a GPU.
 
     Raises, from construction, forward and backward, the classes of :mod:`gradsync.errors`. A
     parameter that got no gradient makes the next forward raise "Expected to have finished reduction
@@ -75,7 +95,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     backward the wrapped module cannot be used any more.
     """
 
-    reducer: _C.Reducer | None  # type: ignore[assignment]  # in the place of torch's own
+    # In the place of torch's own.
+    reducer: _Reducer | _Unconnected  # type: ignore[assignment]
+    logger: Logger  # type: ignore[assignment]
 
     def __init__(  # noqa: PLR0917 - torch's signature
         self,
@@ -93,7 +115,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         static_graph: bool = False,
         delay_all_reduce_named_params: list[tuple[str, nn.Parameter]] | None = None,
         param_to_hook_all_reduce: nn.Parameter | None = None,
-        mixed_precision: object | None = None,
+        mixed_precision: _MixedPrecision | None = None,
         device_mesh: DeviceMesh | None = None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list: list[int] | None = None,
@@ -101,18 +123,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
     ) -> None:
-        for name, given in {
-            "find_unused_parameters=True": find_unused_parameters,
-            "static_graph=True": static_graph,
-            "delay_all_reduce_named_params": delay_all_reduce_named_params is not None,
-            "param_to_hook_all_reduce": param_to_hook_all_reduce is not None,
-            "mixed_precision": mixed_precision is not None,
-            "skip_all_reduce_unused_params=True": skip_all_reduce_unused_params,
-            "bucket_cap_mb_list": bucket_cap_mb_list is not None,
-            "lazy_bucket_allocation=True": lazy_bucket_allocation,
-        }.items():
-            if given:
-                _not_implemented(name)
+        if mixed_precision is not None and find_unused_parameters:
+            _not_implemented("mixed_precision together with find_unused_parameters=True")
         super().__init__(
             module,
             device_ids=device_ids,
@@ -122,14 +134,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             init_sync=False,  # torch's way of it; ours is in _connect
             process_group=process_group,
             bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused_parameters,
             check_reduction=check_reduction,
             gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
             device_mesh=device_mesh,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            bucket_cap_mb_list=bucket_cap_mb_list,
             batched_grad_copy=batched_grad_copy,
             forward_sync_buffers=forward_sync_buffers,
+            lazy_bucket_allocation=lazy_bucket_allocation,
         )
         if self._use_python_reducer:
             _not_implemented('torch._dynamo.config.optimize_ddp = "python_reducer"')
+        if self._delay_all_reduce_all_params:
+            return  # there is nothing for a reducer to do
+        if mixed_precision is not None:
+            _mixed_precision.set_up(self, mixed_precision)
         self._connect()
         if init_sync:
             with_buffers = self.forward_sync_buffers or forward_sync_buffers is not None
@@ -162,16 +185,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Called by torch's constructor and when a wrapped module is copied or unpickled, which one
         rank may do alone: so nothing that needs the other ranks happens here."""
         names = [param_to_name_mapping[index] for index in range(len(parameters))]
-        for parameter, sparse, name in zip(parameters, expect_sparse_gradient, names, strict=True):
-            if sparse:
-                _not_implemented(f'the sparse gradient of parameter "{name}"')
+        for index, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
             if parameter.device.type != "cpu":
                 _not_implemented(f'parameter "{name}" on {parameter.device}: a device but the CPU')
-        self.reducer = None
-        self._gradsync_logger = _Logger()
-        self.logger = self._gradsync_logger  # type: ignore[assignment]
+            parameter._idx = index  # type: ignore[attr-defined]  # for mixed precision
+        self.reducer = _Unconnected()
+        self.logger = Logger()
         self._gradsync_parameters = parameters
         self._gradsync_names = names
+        self._gradsync_sparse = expect_sparse_gradient
+        self._gradsync_has_hook = False
         self._passing_sync_batchnorm_handle(self.module)
 
     def _connect(self) -> None:
@@ -180,7 +203,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         group = self.process_group
         ranks = dist.get_process_group_ranks(group)
         timeout = timeout_of(group)
-        reducer = _C.Reducer(
+        reducer = _Reducer(
+            self,
             session=job.session,
             tag=job.new_tag("ddp", group),
             ranks=ranks,
@@ -189,8 +213,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             # Zero asks for the default, whereas a cap of zero means one parameter for each bucket.
             bucket_bytes=max(1, self.bucket_bytes_cap),
             first_bucket_bytes=max(1, self._bucket_config.first_bucket_bytes_cap),
+            bucket_bytes_list=[max(1, cap) for cap in self.bucket_bytes_cap_list],
             timeout=timeout,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
+            find_unused=self.find_unused_parameters,
+            skip_unused=self.skip_all_reduce_unused_params,
+            sparse=self._gradsync_sparse,
+            gradient_type=self.mixed_precision and self.mixed_precision.param_dtype,
         )
         # Apart from the reducer's group, whose operations are numbered by bucket.
         self._gradsync_broadcaster = _C.Broadcaster(
@@ -198,6 +227,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         self._gradsync_job = job
         self._agree_on_layout(ranks)
+        settings = self.reducer.settings
+        for setting in settings:
+            setting(reducer)
+        reducer.settings = settings
         self.reducer = reducer
 
     def _agree_on_layout(self, ranks: list[int]) -> None:
@@ -225,6 +258,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     )
 
     def _layout(self) -> Iterator[str]:
+        yield f"find_unused_parameters={self.find_unused_parameters}"
+        yield f"skip_all_reduce_unused_params={self.skip_all_reduce_unused_params}"
+        yield f"static_graph={self.static_graph}"
         for name, parameter in self.module.named_parameters():
             if name not in self.parameters_to_ignore:
                 kind = "parameter" if parameter.requires_grad else "frozen parameter"
@@ -253,12 +289,19 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @torch._disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self.reducer is None:  # a copy, or unpickled
+        if self._delay_all_reduce_all_params:
+            return super()._pre_forward(*inputs, **kwargs)
+        if isinstance(self.reducer, _Unconnected):  # a copy, or unpickled
             self._connect()
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.logger.sample(self._connected())
         return super()._pre_forward(*inputs, **kwargs)
 
     @torch._disable_dynamo
     def _post_forward(self, output: Any) -> Any:
+        synced = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if self.static_graph and synced and not self._connected().recorded_static_graph:
+            self._connected().outputs = list(_find_tensors(output))
         return super()._post_forward(output)
 
     def _distributed_broadcast_coalesced(
@@ -266,97 +309,223 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     ) -> None:
         self._gradsync_broadcaster.broadcast(tensors, buffer_size, authoritative_rank)
 
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """What is known of this module: its settings, the buckets, iterations that were completed,
-        and the last error."""
-        parameters = self._gradsync_parameters
-        reducer = self.reducer
-        error = (reducer.error if reducer else "") or self._gradsync_logger.error
-        data: dict[str, Any] = {
-            "module_name": type(self.module).__name__,
-            "backend_name": "gradsync",
-            "rank": dist.get_rank(self.process_group),
-            "world_size": dist.get_world_size(self.process_group),
-            "num_parameter_tensors": len(parameters),
-            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
-            "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-            "bucket_cap_bytes": self.bucket_bytes_cap,
-            "bucket_sizes": ", ".join(map(str, reducer.bucket_bytes)) if reducer else "",
-            "has_rebuilt_buckets": int(self._has_rebuilt_buckets),
-            "iteration": reducer.iterations if reducer else 0,
-            "broadcast_buffers": int(self.forward_sync_buffers),
-            "gradient_as_bucket_view": int(self.gradient_as_bucket_view),
-            "find_unused_parameters": 0,
-            "static_graph": 0,
-            "has_error": int(bool(error)),
-        }
-        if error:
-            data["error"] = error
-        return data
+    def _connected(self) -> _Reducer:
+        assert isinstance(self.reducer, _Reducer)
+        return self.reducer
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Accepted for torch's sake: nothing is sampled, the daemon measures every bucket."""
-        if sample_rate < 1:
-            raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
+    # While this is false, torch passes the outputs of a static graph through a function that asks
+    # for the end of backward, if it knows what they are nested in. The reducer watches them itself.
+    @property
+    def _static_graph_delay_allreduce_enqueued(self) -> bool:
+        return True
 
-    # ---- Not implemented yet --------------------------------------------------------------------
+    @_static_graph_delay_allreduce_enqueued.setter
+    def _static_graph_delay_allreduce_enqueued(self, enqueued: bool) -> None:
+        pass
+
+    def _delayed_all_reduce_hook(self, gradient: Tensor) -> Tensor:
+        """torch's does not wait for the end, which is good only on a GPU's stream."""
+        buffer = self._delay_grad_buffer
+        assert buffer is not None
+        buffer.div_(dist.get_world_size(self.process_group))
+        dist.all_reduce(buffer, group=self.process_group)
+        return gradient
+
+    # ---- Communication hooks --------------------------------------------------------------------
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        _not_implemented("register_comm_hook")
+        self._check_comm_hook(hook)
+        self._take_hook("register_comm_hook or register_builtin_comm_hook")
+        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self.logger._set_comm_hook_name(name)
+        self._comm_hooks.append((hook, state))
+        self._set(lambda reducer: reducer._register_comm_hook(state, _checked(hook)))
 
-    def _register_builtin_comm_hook(self, comm_hook_type: object) -> None:
-        _not_implemented("_register_builtin_comm_hook")
+    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        self._take_hook("register_builtin_comm_hook or register_comm_hook")
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+        # The other one is the average, which the daemon makes without any hook.
+        if comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS:
+            group = self.process_group
+            self._set(lambda reducer: reducer._register_half_precision_hook(group))
 
-    def _register_buffer_comm_hook(self, *args: Any, **kwargs: Any) -> None:
-        _not_implemented("_register_buffer_comm_hook")
+    def _setup_in_backward_optimizers(self) -> None:
+        """As torch's, which needs a GPU's streams."""
+        if not any(hasattr(p, "_in_backward_optimizers") for p in self._module_parameters):
+            return
+        from torch.distributed.optim import apply_optimizer_in_backward  # noqa: PLC0415 - rare, slow
 
-    def _register_fused_optim(self, optim: type, *args: Any, **kwargs: Any) -> None:
-        _not_implemented("_register_fused_optim")
+        handles = apply_optimizer_in_backward.param_to_optim_hook_handle_map
+        for parameter in self._module_parameters:
+            for handle in handles.get(parameter, []):
+                handle.remove()
+        self.register_comm_hook(None, step_hook(self))
+        self.reducer._set_optimizer_in_backward()
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> AbstractContextManager[Any]:
-        _not_implemented("join")
+    def _take_hook(self, names: str) -> None:
+        if self._gradsync_has_hook:
+            self._log_and_throw(RuntimeError, f"{names} can only be called once.")
+        self._gradsync_has_hook = True
 
-    def join_hook(self, **kwargs: Any) -> NoReturn:
-        _not_implemented("join")
+    def _check_comm_hook(self, hook: object) -> None:
+        """As torch's, but bfloat16 needs no GPU here."""
+        if not callable(hook):
+            self._log_and_throw(TypeError, "Communication hook must be callable.")
+            return
+        signature = inspect.signature(hook)
+        bucket = signature.parameters["bucket"].annotation
+        # An annotation that is a text, as after `from __future__ import annotations`, may mean
+        # anything.
+        if bucket not in (inspect.Parameter.empty, dist.GradBucket) and not isinstance(bucket, str):
+            self._log_and_throw(
+                ValueError, "Communication hook: bucket annotation should be dist.GradBucket."
+            )
+        returned = signature.return_annotation
+        future = torch.futures.Future[Tensor]
+        if returned not in (inspect.Signature.empty, future) and not isinstance(returned, str):
+            self._log_and_throw(
+                ValueError,
+                "Communication hook: return annotation should be "
+                "torch.futures.Future[torch.Tensor].",
+            )
 
-    def _set_static_graph(self) -> None:
-        _not_implemented("static_graph=True")
+    def _set(self, setting: Callable[[_C.Reducer], None]) -> None:
+        """Applies a setting now and to every reducer that takes this one's place."""
+        self.reducer.set(setting)
+
+    # ---- Join -----------------------------------------------------------------------------------
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        if isinstance(self.reducer, _Unconnected):
+            self._connect()
+        return super().join_hook(**kwargs)
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        self._connected().run_empty_iteration()
+
+    def _match_unused_params_allreduce(self) -> None:
+        """Nothing: it is a part of the iteration."""
+
+    # ---- The rest of torch's class --------------------------------------------------------------
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """What is known of this module: its settings, the buckets, the last iteration that was
+        sampled, and the last error."""
+        return self.logger.data(self, self._gradsync_parameters)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if sample_rate < 1:
+            self._log_and_throw(
+                ValueError,
+                "DDP runtime logging sample rate should be equal or greater than 1",
+            )
+        self.logger.sample_rate = sample_rate
 
     def _set_sparse_metadata(self, global_unique_ids: object) -> None:
-        _not_implemented("the sparse gradient of a parameter")
+        """Nothing: the rows of a sparse gradient are sent along with it."""
 
     def _update_process_group(self, new_process_group: ProcessGroup) -> None:
-        _not_implemented("_update_process_group")
+        """From now on these ranks average with each other, all of which must call this. On the
+        others nothing changes."""
+        self._has_rebuilt_buckets = False
+        if dist.get_rank(new_process_group) < 0:
+            return
+        self.process_group = new_process_group
+        settings = self.reducer.settings
+        if isinstance(self.reducer, _Reducer):
+            self.reducer._remove_autograd_hooks()
+        self.reducer = _Unconnected()
+        self.reducer.settings = settings
+        self._connect()
 
-    @property
-    def require_manual_backward_finalization(self) -> bool:
-        return False
 
-    @require_manual_backward_finalization.setter
-    def require_manual_backward_finalization(self, required: bool) -> None:
-        if required:
-            _not_implemented("require_manual_backward_finalization")
-
-    def finalize_backward(self) -> None:
-        _not_implemented("finalize_backward")
-
-
-class _Logger:
-    """Stands in for torch's logger, which demands torch's reducer."""
+class _Settable:
+    """What is set once, and holds for every reducer that a wrapper comes to have."""
 
     def __init__(self) -> None:
-        self.error = ""
+        self.settings: list[Callable[[_C.Reducer], None]] = []
 
-    def set_error_and_log(self, error: str) -> None:
-        self.error = error
+    def set(self, setting: Callable[[_C.Reducer], None]) -> None:
+        self.settings.append(setting)
 
-    def set_runtime_stats_and_log(self) -> None:
-        """Nothing: the daemon measures."""
+    def _set_static_graph(self) -> None:
+        self.set(_C.Reducer._set_static_graph)
+
+    def _set_manual_finalization_required(self, required: bool) -> None:
+        self.set(lambda reducer: _C.Reducer._set_manual_finalization_required(reducer, required))
+
+    def _set_optimizer_in_backward(self) -> None:
+        self.set(_C.Reducer._set_optimizer_in_backward)
+
+    def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
+        """Nothing: the reducer is told when it is made."""
+
+
+class _Unconnected(_Settable):
+    """The place of the reducer until the ranks meet: of a module under construction, and of a copy
+    before its first forward."""
+
+
+class _Reducer(_Settable, _C.Reducer):
+    """With what torch's class asks of its reducer beyond reducing."""
+
+    def __init__(self, wrapper: DistributedDataParallel, **options: Any) -> None:
+        _C.Reducer.__init__(self, **options)
+        _Settable.__init__(self)
+        self._wrapper = weakref.ref(wrapper)
+        self.outputs: list[Tensor] = []
+
+    def set(self, setting: Callable[[_C.Reducer], None]) -> None:
+        setting(self)
+        super().set(setting)
+
+    def _rebuild_buckets(self) -> bool:
+        wrapper = self._wrapper()
+        assert wrapper is not None
+        return self.rebuild_buckets(together=wrapper._join_config.enable)
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """torch's class does not hand over the outputs of a static graph."""
+        super().prepare_for_backward(outputs or self.outputs)
+        self.outputs = []
+
+    def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """The sum over the ranks, in the bucket's buffer."""
+        wrapper = self._wrapper()
+        assert wrapper is not None
+        work = dist.all_reduce(bucket.buffer(), group=wrapper.process_group, async_op=True)
+        assert work is not None
+        future: torch.futures.Future[Tensor] = work.get_future().then(lambda sum_: sum_.value()[0])
+        return future
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:
+        if not use_static_world_size:
+            self.average_over_living(work)
+
+    def _push_all_rebuilt_params(self) -> None:
+        """Nothing: the order of buckets is rank 0's, whatever it did."""
+
+    def _get_local_used_map(self) -> Tensor:
+        """By parameter, the ranks that used it in the last iteration."""
+        return torch.tensor(self.used_by, dtype=torch.int32)
+
+    def _ddp_graph_static(self) -> bool:
+        """Whether every iteration so far left the same parameters unused."""
+        return self.found_same_unused
+
+
+def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def checked_hook(state: object, bucket: dist.GradBucket) -> Any:
+        future = hook(state, bucket)
+        # torch takes it for one unseen.
+        if not isinstance(future, torch.futures.Future):
+            raise TypeError(
+                "the communication hook must return a torch.futures.Future, but returned a "
+                f"{type(future).__name__}"
+            )
+        return future
+
+    return checked_hook
 
 
 def _describe(tensor: Tensor) -> str:
