@@ -464,7 +464,7 @@ def do_not_sync(rank: int, size: int, store: str) -> None:
         # Without gradients nothing is launched either.
         with torch.no_grad():
             model(torch.ones(1, 6))
-        assert model.reducer.iterations == 1
+        assert model._connected().iterations == 1
 
 
 def test_no_sync_launches_nothing(ranks: Ranks, meeting: Callable[[], str]) -> None:

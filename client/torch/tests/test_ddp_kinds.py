@@ -291,7 +291,7 @@ def use_less_precision(rank: int, size: int, store: str, reduce: torch.dtype) ->
                 single.zero_grad()
                 single(torch.full((2, 6), float(step + r)).bfloat16()).sum().backward()
                 for total, p in zip(sums, single.parameters(), strict=True):
-                    total.add_(p.grad.float())
+                    total.add_(p.grad.float())  # type: ignore[union-attr]
             for p, kept, total in zip(model.parameters(), before, sums, strict=True):
                 assert p.dtype == p.grad.dtype == torch.float32
                 assert torch.equal(p, kept)

@@ -518,7 +518,7 @@ def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
     def checked_hook(state: object, bucket: dist.GradBucket) -> Any:
         future = hook(state, bucket)
         # torch takes it for one unseen.
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):
             raise TypeError(
                 "the communication hook must return a torch.futures.Future, but returned a "
                 f"{type(future).__name__}"
