@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kGoodbyeWait{500};
 constexpr std::chrono::microseconds kRingFullPause{100};
+constexpr std::chrono::milliseconds kLookAgain{100};
 // A daemon may ask us to spin, but not to burn a core.
 constexpr uint32_t kMaxSpinUs = 1000;
 
@@ -141,7 +142,7 @@ Result<Frame> Connection::Await(uint32_t id, Deadline deadline) {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (auto reply = TakeReply(id)) return *std::move(reply);
-    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline));
+    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline, deadline));
   }
 }
 
@@ -152,7 +153,9 @@ Result<size_t> Connection::AwaitAny(std::span<const uint32_t> ids, Deadline dead
     const auto found =
         std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return HasReply(id); });
     if (found != ids.end() || waited) return static_cast<size_t>(found - ids.begin());
-    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline));
+    // Not for long: a reply to a request that is newer than `ids` may be there already.
+    const Deadline look_again = std::chrono::steady_clock::now() + kLookAgain;
+    GRADSYNC_RETURN_IF_ERROR(NextFrame(&lock, deadline, std::min(deadline, look_again)));
   }
 }
 
@@ -162,7 +165,8 @@ void Connection::Forget(uint32_t id) {
   if (!TakeReply(id)) forgotten_.push_back(id);
 }
 
-Status Connection::NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline) {
+Status Connection::NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline,
+                             Deadline until) {
   if (!lost_.ok()) return lost_;
   if (std::chrono::steady_clock::now() >= deadline) {
     lock->unlock();
@@ -171,12 +175,12 @@ Status Connection::NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadli
     return silent;
   }
   if (reading_) {
-    replied_.wait_until(*lock, deadline);
+    replied_.wait_until(*lock, until);
     return OkStatus();
   }
   reading_ = true;
   lock->unlock();
-  Result<Frame> frame = ReceiveFrame(guard_.socket(), deadline);
+  Result<Frame> frame = ReceiveFrame(guard_.socket(), until);
   lock->lock();
   reading_ = false;
   Dispatch(std::move(frame));

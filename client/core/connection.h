@@ -93,9 +93,9 @@ class Connection {
   std::optional<Frame> TakeReply(uint32_t request_id);
   bool HasReply(uint32_t request_id) const;
   Status SendRequest(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
-  // With `lock` on mutex_: reads a frame, or waits until another thread has. An error when the
-  // connection is lost or the deadline is over.
-  Status NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline);
+  // With `lock` on mutex_: reads a frame, or waits until another thread has, or until `until`. An
+  // error when the connection is lost or the deadline is over.
+  Status NextFrame(std::unique_lock<std::mutex>* lock, Deadline deadline, Deadline until);
   void Dispatch(Result<Frame> frame);
   void Lose(const Status& why);
   Status HungUpStatus() const;

@@ -2,6 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 
 #include "client/torch/errors.h"
@@ -38,6 +43,27 @@ class HalfPrecisionHook : public c10d::CommHookInterface {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
+// A user's future may never be completed, and ivalue::Future::wait() has no deadline.
+void WaitFor(Future& future, size_t bucket, Timeout timeout) {
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool completed = false;
+  };
+  const auto signal = std::make_shared<Signal>();
+  future.addCallback([signal](Future& /*future*/) {
+    const std::lock_guard lock(signal->mutex);
+    signal->completed = true;
+    signal->changed.notify_all();
+  });
+  std::unique_lock lock(signal->mutex);
+  if (signal->changed.wait_for(lock, timeout, [&] { return signal->completed; })) return;
+  throw Error(GRADSYNC_DEADLINE_EXCEEDED,
+              "the communication hook's future for bucket " + std::to_string(bucket) +
+                  " was not completed within " + std::to_string(timeout.count()) +
+                  " ms; complete it on every path of the hook");
+}
+
 }  // namespace
 
 std::unique_ptr<c10d::CommHookInterface> MakeHalfPrecisionHook(
@@ -64,10 +90,10 @@ void HookedBuckets::Give(const at::Tensor& buffer, const std::vector<at::Tensor>
   futures_.push_back(hook_->runHook(bucket));
 }
 
-at::Tensor HookedBuckets::Take(size_t bucket, const at::Tensor& buffer) {
+at::Tensor HookedBuckets::Take(size_t bucket, const at::Tensor& buffer, Timeout timeout) {
   if (!futures_[bucket]) return buffer;
   Future& future = *futures_[bucket];
-  future.wait();
+  WaitFor(future, bucket, timeout);
   if (future.hasError()) std::rethrow_exception(future.exception_ptr());
   const at::Tensor result = hook_->parseHookResult(future.value());
   TORCH_CHECK(result.defined(), "gradsync: the communication hook's future for bucket ", bucket,

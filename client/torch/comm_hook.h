@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <vector>
 
+#include "client/torch/session.h"
+
 namespace gradsync::torch {
 
 // Averages in float16: half the bytes, at the price of precision.
@@ -36,8 +38,8 @@ class HookedBuckets {
   void PassOver() { futures_.emplace_back(); }
 
   // Waits for what the hook made of a bucket, and takes it: `buffer`, where it was passed over.
-  // Throws if that is not a tensor of `buffer`'s sizes.
-  at::Tensor Take(size_t bucket, const at::Tensor& buffer);
+  // Throws if that is not a tensor of `buffer`'s sizes, or is not there within `timeout`.
+  at::Tensor Take(size_t bucket, const at::Tensor& buffer, Timeout timeout);
 
  private:
   const std::unique_ptr<c10d::CommHookInterface> hook_;

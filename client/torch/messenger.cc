@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "client/torch/errors.h"
@@ -53,9 +54,9 @@ void Messenger::Add(c10::intrusive_ptr<CollectiveWork> work, at::Tensor target, 
       if (state_->closed) {
         throw Error(GRADSYNC_FAILED_PRECONDITION, "the process group was shut down");
       }
+      if (!state_->thread.joinable()) state_->thread = std::thread(&Messenger::Loop, state_);
       state_->pending.push_back(
           std::make_unique<Pending>(begin(*state_->group), std::move(work), std::move(target)));
-      if (!state_->thread.joinable()) state_->thread = std::thread(&Messenger::Loop, state_);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -113,7 +114,11 @@ void Messenger::End(const Pending& pending) {
   }
   if (!pending.work->Finish(failure)) return;
   // Callbacks may wait for further messages, which this thread has to receive.
-  std::thread([work = pending.work] { work->Settle(); }).detach();
+  try {
+    std::thread([work = pending.work] { work->Settle(); }).detach();
+  } catch (const std::system_error&) {  // no more threads for this process
+    pending.work->Settle();
+  }
 }
 
 void Messenger::Finish() {

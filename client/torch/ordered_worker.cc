@@ -1,5 +1,6 @@
 #include "client/torch/ordered_worker.h"
 
+#include <system_error>
 #include <utility>
 
 #include "client/torch/errors.h"
@@ -55,14 +56,21 @@ void OrderedWorker::Run(c10::intrusive_ptr<CollectiveWork> work, Operation opera
     return;
   }
   state.waiting.push_back(std::move(task));
-  EnsureThread(state_);
-  state.changed.notify_all();
+  try {
+    EnsureThread(state_);
+    state.changed.notify_all();
+  } catch (const std::system_error&) {  // no more threads for this process
+    const Task refused = std::move(state.waiting.back());
+    state.waiting.pop_back();
+    lock.unlock();
+    refused.work->Complete(std::current_exception());
+  }
 }
 
 void OrderedWorker::EnsureThread(const std::shared_ptr<State>& state) {
   if (state->available > 0 || state->waiting.empty()) return;
-  ++state->available;
   state->threads.emplace_back(&OrderedWorker::Loop, state);
+  ++state->available;
 }
 
 void OrderedWorker::Loop(const std::shared_ptr<State>& state) {

@@ -316,7 +316,11 @@ namespace {
 
 // Rows of the first dimension; all alike without splits.
 Tensors Split(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
-  if (splits.empty()) return tensor.split(tensor.size(0) / size);
+  if (splits.empty()) {
+    // Not split(): that makes one part of a tensor without rows.
+    return tensor.split_with_sizes(
+        std::vector<int64_t>(static_cast<size_t>(size), tensor.size(0) / size));
+  }
   return tensor.split_with_sizes(splits);
 }
 

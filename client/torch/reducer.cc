@@ -17,6 +17,7 @@
 #include "client/torch/errors.h"
 #include "client/torch/gradient_slot.h"
 #include "client/torch/graph_walk.h"
+#include "client/torch/interpreter.h"
 #include "client/torch/sparse_average.h"
 #include "client/torch/tensors.h"
 
@@ -127,7 +128,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void Finish();
   void TakeBucket(uint32_t bucket, double scale);
   void TakeHookedBucket(uint32_t bucket);
-  void TakeSparse(bool put_back);
+  void TakeSparse(bool put_back, double scale);
   void Restore(uint32_t index);
   void RestoreUnused(uint32_t index);
   void LeaveSlots();
@@ -213,7 +214,10 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   mutable std::string error_;  // under mutex_
 
   struct Destroy {
-    void operator()(gradsync_ddp* ddp) const { gradsync_ddp_destroy(ddp); }
+    void operator()(gradsync_ddp* ddp) const {
+      const WithoutInterpreter released;  // it may have to tell the daemon
+      gradsync_ddp_destroy(ddp);
+    }
   };
   Group group_;
   std::unique_ptr<gradsync_ddp, Destroy> ddp_;
@@ -378,6 +382,12 @@ void Reducer::State::Begin() {
     Refuse(
         "Expected to have finalized the prior backward pass before starting a new one. Call "
         "finalize_backward() after backward() when require_manual_backward_finalization is true.");
+  }
+  if (is_static_ && !recorded_ && !first_firings_.empty()) {
+    Refuse(
+        "static_graph=True: the first backward gave gradients, but no tensor of what forward "
+        "returned took part in it, so the gradients were not averaged. Return tensors, or lists, "
+        "tuples, dicts or dataclasses of them, and compute the loss from these.");
   }
   gradsync_error error{};
   Call(gradsync_ddp_begin(ddp_.get(), &error), error);
@@ -704,7 +714,7 @@ void Reducer::State::Finish() {
     }
   }
   Call(gradsync_ddp_end(ddp_.get(), &error), error);
-  TakeSparse(put_back);
+  TakeSparse(put_back, scale);
   if (find_unused_ && !is_static_) std::fill(used_.begin(), used_.end(), uint8_t{0});
   ++iterations_;
   times_.end = Now();
@@ -729,7 +739,7 @@ void Reducer::State::TakeBucket(uint32_t bucket, double scale) {
 
 void Reducer::State::TakeHookedBucket(uint32_t bucket) {
   const at::Tensor buffer = BucketTensor(bucket);
-  const at::Tensor result = hooked_->Take(bucket, buffer);
+  const at::Tensor result = hooked_->Take(bucket, buffer, timeout_);
   // Another type, and the gradients take it instead of being rounded.
   const bool in_place = result.scalar_type() == buffer.scalar_type();
   if (in_place && result.const_data_ptr() != buffer.const_data_ptr()) Copy(buffer, result);
@@ -738,11 +748,16 @@ void Reducer::State::TakeHookedBucket(uint32_t bucket) {
   for (const uint32_t index : buckets_[bucket]) {
     if (IsSparse(index)) continue;
     const int64_t length = views_[index].numel();
-    if (!in_place) {
-      ReplaceGradient(index, result.narrow(0, offset, length)
-                                 .as_strided(views_[index].sizes(), views_[index].strides()));
-    } else if (IsUsedHere(index)) {
+    const at::Tensor average =
+        result.narrow(0, offset, length).as_strided(views_[index].sizes(), views_[index].strides());
+    if (!IsUsedHere(index)) {
+      // RestoreUnused() takes it from the slot, if another rank has used the parameter.
+      const at::NoGradGuard no_grad;
+      if (!in_place) views_[index].copy_(average);
+    } else if (in_place) {
       Restore(index);
+    } else {
+      ReplaceGradient(index, average);
     }
     offset += length;
   }
@@ -756,7 +771,7 @@ void Reducer::State::ReplaceGradient(uint32_t index, const at::Tensor& by) {
 }
 
 // After the dense gradients, in the group's order: that is the same on every rank.
-void Reducer::State::TakeSparse(bool put_back) {
+void Reducer::State::TakeSparse(bool put_back, double scale) {
   for (size_t i = 0; i < sparse_buckets_.size(); ++i) {
     const uint32_t index = sparse_buckets_[i];
     const at::Tensor& own = parameters_[index].grad();
@@ -768,9 +783,10 @@ void Reducer::State::TakeSparse(bool put_back) {
                                     : at::empty(parameters_[index].sizes(),
                                                 parameters_[index].options().layout(at::kSparse));
       hooked_->Give(buffer.detach(), {parameters_[index]}, HookedBucketCount());
-      average = hooked_->Take(buckets_.size() + i, buffer);
+      average = hooked_->Take(buckets_.size() + i, buffer, timeout_);
     } else if (used_somewhere) {
       average = AverageSparse(group_, parameters_[index], put_back ? own : at::Tensor(), timeout_);
+      if (scale != 1) average.mul_(scale);
     }
     if (!put_back || !used_somewhere) continue;
     const at::Tensor old = std::exchange(parameters_[index].mutable_grad(), average);

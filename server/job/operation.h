@@ -45,6 +45,8 @@ struct Message {
   uint64_t bytes = 0;
   std::vector<std::byte> data;  // all of it, if it is short
   UniqueFd memory;              // else a memfd of its size
+  std::shared_ptr<const void>
+      charge;  // what its sender's user is charged with, as long as it is there
 };
 
 // How far a rank may submit ahead of what its group has completed; also the most buckets of a plan.

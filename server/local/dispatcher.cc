@@ -23,6 +23,10 @@ Duration TimeoutOf(uint32_t milliseconds) {
 constexpr uint32_t kEntriesPerRound = 64;
 constexpr int kFramesPerRound = 16;
 
+// Messages that a user's ranks have sent, that no rank has received, and that are too long for a
+// frame: each takes a descriptor.
+constexpr uint64_t kMaxUserMessages = 4096;
+
 constexpr char kVersion[] = GRADSYNC_VERSION;
 
 }  // namespace
@@ -71,12 +75,14 @@ void Dispatcher::Accept(UniqueFd socket, Time now) {
 
 const Dispatcher::User& Dispatcher::UserOf(uid_t uid) {
   absl::erase_if(users_, [](const auto& entry) {
-    return entry.second.sessions->used() == 0 && entry.second.bytes->used() == 0;
+    return entry.second.sessions->used() == 0 && entry.second.bytes->used() == 0 &&
+           entry.second.messages->used() == 0;
   });
   User& user = users_[uid];
   if (user.sessions == nullptr) {
     user = {.sessions = std::make_shared<Budget>(options_.max_user_sessions),
-            .bytes = std::make_shared<Budget>(options_.max_user_bytes)};
+            .bytes = std::make_shared<Budget>(options_.max_user_bytes),
+            .messages = std::make_shared<Budget>(kMaxUserMessages)};
   }
   return user;
 }
@@ -363,8 +369,31 @@ Status Dispatcher::HandleSendMessage(TrainerSession* session, Frame frame, Time 
   Result<std::shared_ptr<Message>> message =
       CheckSendMessage(*request, &frame.fds, jobs.FindGroup(session->id(), request->group));
   if (!message) return message.error();
+  if (const Status charged = ChargeMessage(session->uid(), message->get()); !charged.ok()) {
+    ReplyError(session, request->header.request_id, charged);
+    return OkStatus();
+  }
   executor_->Apply(jobs.Send(session->id(), request->group, request->header.request_id, request->to,
                              *std::move(message), TimeoutOf(request->timeout_ms), now));
+  return OkStatus();
+}
+
+Status Dispatcher::ChargeMessage(uid_t uid, Message* message) {
+  if (!message->memory.valid()) return OkStatus();
+  const User& user = UserOf(uid);
+  std::optional<Charge> place = Charge::Take(user.messages, 1);
+  std::optional<Charge> bytes = Charge::Take(user.bytes, message->bytes);
+  std::optional<Charge> total = Charge::Take(total_bytes_, message->bytes);
+  if (!place || !bytes || !total) {
+    return {
+        Code::kOutOfMemory,
+        absl::StrCat("a message of ", message->bytes, " bytes does not fit: the messages of this ",
+                     "user's ranks that nobody has received are too many, or too long; receive ",
+                     "some, or raise gradsyncd's --max-user-bytes or --max-total-bytes")};
+  }
+  using Charges = std::array<Charge, 3>;
+  message->charge = std::make_shared<const Charges>(
+      Charges{*std::move(place), *std::move(bytes), *std::move(total)});
   return OkStatus();
 }
 

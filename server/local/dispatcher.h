@@ -46,9 +46,12 @@ class Dispatcher {
   struct User {
     std::shared_ptr<Budget> sessions;
     std::shared_ptr<Budget> bytes;
+    std::shared_ptr<Budget> messages;  // those that take a descriptor
   };
 
   const User& UserOf(uid_t uid);
+  // Charges the session's user with a message that has memory of its own; kOutOfMemory.
+  Status ChargeMessage(uid_t uid, Message* message);
   bool DrainRings(uint32_t limit);
   bool DrainRing(TrainerSession* session, uint32_t limit);
   void CatchUp();

@@ -45,7 +45,7 @@ bool IsEnd(const Status& status) { return status.code() == Code::kShuttingDown; 
 TEST_F(DaemonTest, VersionAndHelpArePrinted) {
   DaemonProcess version({"--version"});
   EXPECT_EQ(version.WaitForEnd(), 0);
-  EXPECT_THAT(version.Output(), HasSubstr("(protocol 1)"));
+  EXPECT_THAT(version.Output(), HasSubstr("(protocol " + std::to_string(kProtocolVersion) + ")"));
   DaemonProcess help({"--help"});
   EXPECT_EQ(help.WaitForEnd(), 0);
   EXPECT_THAT(help.Output(), HasSubstr("--idle-exit"));

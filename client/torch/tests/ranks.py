@@ -158,3 +158,6 @@ def _leave_group() -> None:
             dist.destroy_process_group()
         except Exception:  # of a broken group: the next call starts anew all the same
             traceback.print_exc()
+    # torch counts a group that could not be made, and names the next one by the count: the ranks
+    # would not find each other.
+    dist.distributed_c10d._world.group_count = 0
