@@ -3,7 +3,7 @@
     suites.py [SUITE...]    some of: lint tidy release python conformance demo bench asan
                            tsan
 
-Without arguments it runs all.
+Without arguments it runs all but the slow ones (tidy, asan, tsan), and counts those as skipped.
 
 The last line is `N passed, N failed, N skipped`, over everything that ran. A build that breaks, a
 runner that crashes, and a suite without any test count as failures. The exit status is 0 if nothing
@@ -234,6 +234,13 @@ GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
 }
 
 
+SLOW = ("tidy", "asan", "tsan")  # half an hour of two cores
+
+
+def not_run(names: Iterable[str]) -> Outcome:
+    return Outcome(skips={name: f"slow; run it by scripts/test {name}" for name in names})
+
+
 def report(title: str, outcome: Outcome, seconds: float) -> None:
     counts = f"{outcome.passed} passed"
     if outcome.failures:
@@ -247,7 +254,7 @@ def report(title: str, outcome: Outcome, seconds: float) -> None:
 
 
 def main() -> int:
-    names = sys.argv[1:] or list(GROUPS)
+    names = sys.argv[1:] or [name for name in GROUPS if name not in SLOW]
     if unknown := set(names) - set(GROUPS):
         print(f"no such suite: {', '.join(sorted(unknown))}\n{__doc__}", file=sys.stderr)
         return 2
@@ -257,6 +264,8 @@ def main() -> int:
             start = time.monotonic()
             outcomes.append(suite())
             report(title, outcomes[-1], time.monotonic() - start)
+    if not sys.argv[1:]:
+        outcomes.append(not_run(SLOW))
 
     print()
     for outcome in outcomes:
