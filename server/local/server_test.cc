@@ -526,9 +526,9 @@ TEST_F(ServerTest, ARingThatIsNeverEmptyKeepsNobodyFromJoining) {
   std::atomic<bool> stop{false};
   uint64_t sequence = 0;
   std::thread submit([&] {
-    while (!stop) {
+    do {
       if (busy.Push(MakeBarrier(*group, sequence))) ++sequence;
-    }
+    } while (!stop || sequence == 0);
   });
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(RawClient::Join(daemon_->socket(), absl::StrCat("job", i), 0, 1).has_value());

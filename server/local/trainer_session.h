@@ -55,8 +55,8 @@ class TrainerSession {
   Status Send(const Message& message, std::span<const int> fds = {}) {
     return SendOrKeep(AsBytes(message), fds);
   }
-  // Sends what waits, as far as the trainer has made room. Cheap when there is nothing. A hang-up is
-  // for Receive to find, behind the trainer's last frames.
+  // Sends what waits, as far as the trainer has made room. Cheap when there is nothing. A hang-up
+  // is for Receive to find, behind the trainer's last frames.
   void Flush();
   Status SendWelcome(Welcome welcome);
   Status SendError(uint32_t request_id, const Status& why);

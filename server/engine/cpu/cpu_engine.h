@@ -11,10 +11,10 @@
 #include <span>
 
 #include "server/engine/cpu/journal.h"
-#include "server/engine/mutex.h"
 #include "server/engine/cpu/reduction.h"
 #include "server/engine/cpu/thread_pool.h"
 #include "server/engine/engine.h"
+#include "server/engine/mutex.h"
 #include "shm/segment.h"
 #include "shm/status.h"
 
