@@ -748,16 +748,19 @@ void Reducer::State::TakeHookedBucket(uint32_t bucket) {
   for (const uint32_t index : buckets_[bucket]) {
     if (IsSparse(index)) continue;
     const int64_t length = views_[index].numel();
-    const at::Tensor average =
-        result.narrow(0, offset, length).as_strided(views_[index].sizes(), views_[index].strides());
-    if (!IsUsedHere(index)) {
+    const bool used = IsUsedHere(index);
+    if (in_place) {
+      if (used) Restore(index);
+    } else {
+      const at::Tensor average = result.narrow(0, offset, length)
+                                     .as_strided(views_[index].sizes(), views_[index].strides());
       // RestoreUnused() takes it from the slot, if another rank has used the parameter.
       const at::NoGradGuard no_grad;
-      if (!in_place) views_[index].copy_(average);
-    } else if (in_place) {
-      Restore(index);
-    } else {
-      ReplaceGradient(index, average);
+      if (used) {
+        ReplaceGradient(index, average);
+      } else {
+        views_[index].copy_(average);
+      }
     }
     offset += length;
   }
