@@ -51,8 +51,8 @@ void CompletionWriter::Announce() {
   if (words_->waiters.load(std::memory_order_seq_cst) != 0) FutexWakeAll(words_->epoch);
 }
 
-bool CompletionReader::IsComplete(uint64_t sequence) const {
-  return words_->completed.load(std::memory_order_acquire) > sequence;
+uint64_t CompletionReader::Completed() const {
+  return words_->completed.load(std::memory_order_acquire);
 }
 
 Status CompletionReader::Failure() const {

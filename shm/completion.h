@@ -42,7 +42,9 @@ class CompletionReader {
  public:
   explicit CompletionReader(GroupWords* words) : words_(words) {}
 
-  bool IsComplete(uint64_t sequence) const;
+  // Operations below this are complete.
+  uint64_t Completed() const;
+  bool IsComplete(uint64_t sequence) const { return Completed() > sequence; }
 
   // Whether the group has failed, and why. OK while it works.
   Status Failure() const;

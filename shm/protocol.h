@@ -20,6 +20,7 @@
 //   SendMessage (+ its memory)    -> Done             when the daemon has taken it
 //   ReceiveMessage                -> MessageReceived  + its memory; when there is one
 //   CancelMessage                 -> Done             after the ErrorReply to what it cancels
+//   StandAside                    -> Rejoined         when every rank of the group stands aside
 //   Goodbye                       -> Done             then both close
 #ifndef GRADSYNC_SHM_PROTOCOL_H_
 #define GRADSYNC_SHM_PROTOCOL_H_
@@ -39,7 +40,7 @@
 namespace gradsync {
 
 // Raised whenever a message, the control segment or their meaning changes.
-inline constexpr uint16_t kProtocolVersion = 2;
+inline constexpr uint16_t kProtocolVersion = 3;
 inline constexpr uint32_t kFrameMagic = 0x63736467;  // "gdsc"
 
 // Where the daemon and a client that was told nothing meet.
@@ -66,6 +67,8 @@ enum class FrameType : uint16_t {
   kReceiveMessage = 15,
   kMessageReceived = 16,
   kCancelMessage = 17,
+  kStandAside = 18,
+  kRejoined = 19,
 };
 
 struct FrameHeader {
@@ -229,6 +232,26 @@ struct CancelMessage {
   FrameHeader header;
   uint32_t group;
   uint32_t request;  // its request_id
+};
+
+// From now on the rank submits nothing to the group, and the group's sums, averages and shares are
+// made without it, until every member has said the same.
+struct StandAside {
+  static constexpr FrameType kType = FrameType::kStandAside;
+  FrameHeader header;
+  uint64_t next_sequence;  // the first operation that it takes no part in
+  uint32_t group;
+  uint32_t timeout_ms;  // for the others to submit anything
+  uint8_t policy;       // AsidePolicy; the same on every rank
+  uint8_t reserved[7];
+};
+
+struct Rejoined {
+  static constexpr FrameType kType = FrameType::kRejoined;
+  FrameHeader header;
+  uint64_t next_sequence;  // of the group, for every member
+  uint32_t last;           // the member that took part longest; of several the last
+  uint32_t reserved;
 };
 
 struct Goodbye {

@@ -28,22 +28,23 @@ constexpr std::array<DTypeFacts, kDTypeCount> kDTypes = {{
 }};
 
 constexpr std::array<const char*, kOpKindCount> kOpKinds = {
-    "all_reduce", "broadcast", "all_gather", "barrier",        "bucket_reduce",
-    "reduce",     "gather",    "scatter",    "reduce_scatter", "all_to_all"};
+    "all_reduce", "broadcast", "all_gather",     "barrier",    "bucket_reduce", "reduce",
+    "gather",     "scatter",   "reduce_scatter", "all_to_all", "share"};
 constexpr std::array<const char*, kReduceOpCount> kReduceOps = {
     "sum", "avg", "min", "max", "product", "bit_and", "bit_or", "bit_xor"};
 
 constexpr std::array<OpTraits, kOpKindCount> kTraits = {{
-    {true, false, Who::kEverybody, Who::kEverybody, false, false},  // all_reduce
-    {false, true, Who::kRoot, Who::kEverybody, false, false},       // broadcast
-    {false, false, Who::kEverybody, Who::kEverybody, false, true},  // all_gather
-    {false, false, Who::kNobody, Who::kNobody, false, false},       // barrier
-    {true, false, Who::kEverybody, Who::kEverybody, false, false},  // bucket_reduce
-    {true, true, Who::kEverybody, Who::kRoot, false, false},        // reduce
-    {false, true, Who::kEverybody, Who::kRoot, false, true},        // gather
-    {false, true, Who::kRoot, Who::kEverybody, true, false},        // scatter
-    {true, false, Who::kEverybody, Who::kEverybody, true, false},   // reduce_scatter
-    {false, false, Who::kEverybody, Who::kEverybody, true, true},   // all_to_all
+    {true, false, Who::kEverybody, Who::kEverybody, false, false},   // all_reduce
+    {false, true, Who::kRoot, Who::kEverybody, false, false},        // broadcast
+    {false, false, Who::kEverybody, Who::kEverybody, false, true},   // all_gather
+    {false, false, Who::kNobody, Who::kNobody, false, false},        // barrier
+    {true, false, Who::kEverybody, Who::kEverybody, false, false},   // bucket_reduce
+    {true, true, Who::kEverybody, Who::kRoot, false, false},         // reduce
+    {false, true, Who::kEverybody, Who::kRoot, false, true},         // gather
+    {false, true, Who::kRoot, Who::kEverybody, true, false},         // scatter
+    {true, false, Who::kEverybody, Who::kEverybody, true, false},    // reduce_scatter
+    {false, false, Who::kEverybody, Who::kEverybody, true, true},    // all_to_all
+    {false, false, Who::kEverybody, Who::kEverybody, false, false},  // share
 }};
 
 template <typename Table, typename Enum>

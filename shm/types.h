@@ -19,8 +19,9 @@ enum class OpKind : uint8_t {
   kScatter = 7,        // rank r gets block r of the root's input
   kReduceScatter = 8,  // rank r gets block r of what an all-reduce of the inputs would give
   kAllToAll = 9,       // block r of a rank's output is that rank's block of rank r's input
+  kShare = 10,         // a broadcast from the last member that takes part in it
 };
-inline constexpr uint8_t kOpKindCount = 10;
+inline constexpr uint8_t kOpKindCount = 11;
 
 // Who has an input, or an output, of an operation.
 enum class Who : uint8_t { kNobody, kRoot, kEverybody };
@@ -62,6 +63,15 @@ enum class ReduceOp : uint8_t {
   kBitXor = 7,
 };
 inline constexpr uint8_t kReduceOpCount = 8;
+
+// What becomes of operations of a group of which a member stands aside: it submits nothing, and has
+// no part in any result, until every member stands aside.
+enum class AsidePolicy : uint8_t {
+  kAverageOverAll = 0,      // an average is divided by the size of the group, as if it gave zeros
+  kAverageOverPresent = 1,  // an average is one of the members that take part
+  kForbid = 2,              // the group fails with the first operation that lacks it
+};
+inline constexpr uint8_t kAsidePolicyCount = 3;
 
 // Bytes of one element. The value must be a valid DType.
 size_t DTypeSize(DType dtype);

@@ -28,16 +28,6 @@ SessionRequest ToRequest(const gradsync_session_options& options) {
   return request;
 }
 
-// The enumerations of the ABI have the values of shm/types.h. A C program may pass any number: read
-// it as one, and let the group refuse what is none of them.
-template <typename To, typename From>
-To ToEnum(const From& value) {
-  unsigned number = 0;
-  static_assert(sizeof(number) == sizeof(value));
-  std::memcpy(&number, &value, sizeof(number));
-  return static_cast<To>(number < 0xff ? number : 0xff);
-}
-
 }  // namespace
 }  // namespace gradsync
 
@@ -193,6 +183,38 @@ int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms, gradsync_error*
   return Guarded(error, [&]() -> Status {
     if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
     return group->group->Barrier(gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_share(gradsync_group* group, void* data, uint64_t count, gradsync_dtype dtype,
+                   uint32_t timeout_ms, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    if (data == nullptr && count != 0) return gradsync::MustNotBeNull(function, "data");
+    return group->group->Share(data, count, gradsync::ToEnum<gradsync::DType>(dtype),
+                               gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_stand_aside(gradsync_group* group, gradsync_aside_policy policy, uint32_t timeout_ms,
+                         gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    return group->group->StandAside(gradsync::ToEnum<gradsync::AsidePolicy>(policy),
+                                    gradsync::Timeout(timeout_ms));
+  });
+}
+
+int gradsync_rejoin(gradsync_group* group, uint32_t* last, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (group == nullptr) return gradsync::MustNotBeNull(function, "group");
+    const gradsync::Result<uint32_t> found = group->group->Rejoin();
+    if (!found) return found.error();
+    if (last != nullptr) *last = *found;
+    return gradsync::OkStatus();
   });
 }
 

@@ -163,13 +163,12 @@ int gradsync_ddp_set_unused_policy(gradsync_ddp* ddp, gradsync_unused_policy pol
   const char* const function = __func__;
   return Guarded(error, [&]() -> Status {
     if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
-    unsigned value = 0;  // a C program may have put any number there
-    std::memcpy(&value, &policy, sizeof(value));
-    if (value >= gradsync::kUnusedPolicyCount) {
-      return {gradsync::Code::kInvalidArgument,
-              std::string(function) + ": there is no policy " + std::to_string(value)};
+    const auto value = gradsync::ToEnum<gradsync::UnusedPolicy>(policy);
+    if (static_cast<uint8_t>(value) >= gradsync::kUnusedPolicyCount) {
+      return {gradsync::Code::kInvalidArgument, std::string(function) + ": there is no policy " +
+                                                    std::to_string(static_cast<int>(value))};
     }
-    return ddp->ddp->SetUnusedPolicy(static_cast<gradsync::UnusedPolicy>(value));
+    return ddp->ddp->SetUnusedPolicy(value);
   });
 }
 
@@ -244,6 +243,15 @@ int gradsync_ddp_renew(gradsync_ddp* ddp, gradsync_error* error) {
     GRADSYNC_RETURN_IF_ERROR(ddp->ddp->Renew());
     ddp->FollowBuffer();
     return OkStatus();
+  });
+}
+
+int gradsync_ddp_stand_aside(gradsync_ddp* ddp, gradsync_aside_policy policy,
+                             gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    return ddp->ddp->StandAside(gradsync::ToEnum<gradsync::AsidePolicy>(policy));
   });
 }
 

@@ -71,6 +71,16 @@ int Guarded(gradsync_error* error, Body&& body) noexcept {
   }
 }
 
+// The enumerations of the ABI have the values of shm/types.h. A C program may pass any number: read
+// it as one, and let the group refuse what is none of them.
+template <typename To, typename From>
+To ToEnum(const From& value) {
+  unsigned number = 0;
+  static_assert(sizeof(number) == sizeof(value));
+  std::memcpy(&number, &value, sizeof(number));
+  return static_cast<To>(number < 0xff ? number : 0xff);
+}
+
 inline Status MustNotBeNull(const char* function, const char* argument) {
   return {Code::kInvalidArgument, std::string(function) + ": '" + argument + "' must not be NULL"};
 }

@@ -1,6 +1,7 @@
 #include "client/core/daemon_group.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -229,6 +230,7 @@ DaemonGroup::DaemonGroup(std::shared_ptr<Session> session, std::string tag,
 DaemonGroup::~DaemonGroup() {
   Connection& connection = session_->connection();
   if (connection.in_child()) return;
+  if (aside_request_ != 0) connection.Forget(aside_request_);
   auto request = MakeMessage<DestroyGroup>();
   request.group = number_;
   static_cast<void>(connection.Call<Done>(request, After(kReplyWait)));
@@ -272,8 +274,16 @@ Status DaemonGroup::CheckUsable() const {
   return completion_.Failure();
 }
 
-Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
+Status DaemonGroup::CheckTakesPart() const {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  if (aside_request_ == 0) return OkStatus();
+  return {Code::kFailedPrecondition, "rank " + std::to_string(session_->identity().rank) +
+                                         " stands aside in group '" + tag_ +
+                                         "'; it must rejoin before it can do anything there"};
+}
+
+Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
   const Deadline deadline = After(session_->Resolve(timeout));
   const Turns::Turn turn(&collectives_, deadline);
   if (!turn.taken()) {
@@ -373,6 +383,69 @@ Status DaemonGroup::AllGather(const void* input, void* output, uint64_t count, D
 }
 
 Status DaemonGroup::Barrier(Timeout timeout) { return Perform({}, timeout); }
+
+Status DaemonGroup::Share(void* data, uint64_t count, DType dtype, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTypes(dtype, ReduceOp::kSum));
+  auto* bytes = static_cast<std::byte*>(data);
+  return Perform({OpKind::kShare, dtype, ReduceOp::kSum, 0, count, bytes, bytes}, timeout);
+}
+
+Status DaemonGroup::StandAside(AsidePolicy policy, Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
+  if (static_cast<uint8_t>(policy) >= kAsidePolicyCount) {
+    return {
+        Code::kInvalidArgument,
+        "there is no policy " + std::to_string(static_cast<int>(policy)) + " of standing aside"};
+  }
+  auto request = MakeMessage<gradsync::StandAside>();
+  request.group = number_;
+  request.next_sequence = next_sequence_.load(std::memory_order_relaxed);
+  request.policy = static_cast<uint8_t>(policy);
+  const Timeout resolved = session_->Resolve(timeout);
+  request.timeout_ms = static_cast<uint32_t>(resolved.count());
+  const auto id = session_->connection().Post(request, {}, After(resolved));
+  if (!id) return id.error();
+  aside_timeout_ = resolved;
+  aside_request_ = *id;
+  return OkStatus();
+}
+
+Result<uint32_t> DaemonGroup::Rejoin() {
+  if (aside_request_ == 0) {
+    GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+    return Unexpected(Code::kFailedPrecondition,
+                      "rank " + std::to_string(session_->identity().rank) +
+                          " does not stand aside in group '" + tag_ + "'");
+  }
+  const Result<Frame> answer = AwaitRejoined();
+  if (!answer) return Unexpected(answer.error());
+  Connection& connection = session_->connection();
+  GRADSYNC_RETURN_IF_ERROR(CheckReply(*answer, connection.path(), Rejoined::kType));
+  const auto rejoined = ReadMessage<Rejoined>(answer->bytes);
+  if (!rejoined || rejoined->last >= size() ||
+      rejoined->next_sequence < next_sequence_.load(std::memory_order_relaxed)) {
+    return Unexpected(connection.GiveUp(Code::kProtocol, "gradsyncd sent a malformed reply"));
+  }
+  next_sequence_.store(rejoined->next_sequence, std::memory_order_relaxed);
+  return rejoined->last;
+}
+
+// As long as the others get on, this takes as long as they need. The daemon counts the timeout from
+// what was submitted last, which must then be complete within another.
+Result<Frame> DaemonGroup::AwaitRejoined() {
+  Connection& connection = session_->connection();
+  const uint32_t id = aside_request_.exchange(0);
+  const std::array<uint32_t, 1> ids = {id};
+  for (;;) {
+    const uint64_t seen = completion_.Completed();
+    const Deadline deadline = After(2 * aside_timeout_.load() + kDaemonGrace);
+    while (completion_.Completed() == seen) {
+      const Result<size_t> answered = connection.AwaitAny(ids, deadline);
+      if (!answered) return Unexpected(answered.error());
+      if (*answered == 0) return connection.Await(id, deadline);
+    }
+  }
+}
 
 // A collective without elements takes its place in the order all the same: so a rank that passes
 // another count than the others is told. A barrier is one.
@@ -477,7 +550,7 @@ Status DaemonGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dty
 Status DaemonGroup::SubmitInPlace(Submission submission, const SharedBuffer& buffer,
                                   uint64_t offset, Timeout timeout) {
   Connection& connection = session_->connection();
-  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
   const uint64_t bytes = submission.count * DTypeSize(static_cast<DType>(submission.dtype));
   const auto region = session_->Find(buffer.data() + offset, bytes);
   if (!region) {

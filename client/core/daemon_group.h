@@ -40,6 +40,9 @@ class DaemonGroup : public Group {
   Status AllGather(const void* input, void* output, uint64_t count, DType dtype,
                    Timeout timeout) override;
   Status Barrier(Timeout timeout) override;
+  Status Share(void* data, uint64_t count, DType dtype, Timeout timeout) override;
+  Status StandAside(AsidePolicy policy, Timeout timeout) override;
+  Result<uint32_t> Rejoin() override;
 
   // Not of Group: client/ddp has no use for them. As in gradsync/gradsync.h.
   Status Reduce(void* data, uint64_t count, DType dtype, ReduceOp op, uint32_t root,
@@ -87,6 +90,8 @@ class DaemonGroup : public Group {
               uint32_t rank, uint32_t number);
 
   Status CheckRoot(OpKind kind, uint32_t root) const;
+  Status CheckTakesPart() const;
+  Result<Frame> AwaitRejoined();
   Status Perform(const Collective& collective, Timeout timeout);
   Status PerformEmpty(const Collective& collective, Deadline deadline);
   // Fills in where the operation's `count` elements lie, and how long it may take.
@@ -103,6 +108,9 @@ class DaemonGroup : public Group {
   std::atomic<uint64_t> next_sequence_{0};
   // One collective at a time: a second one would start after the first in any case.
   Turns collectives_;
+  // While this rank stands aside: the request that is answered when all do, and its timeout.
+  std::atomic<uint32_t> aside_request_{0};
+  std::atomic<Timeout> aside_timeout_{Timeout(0)};
 };
 
 }  // namespace gradsync

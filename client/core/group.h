@@ -57,6 +57,13 @@ class Group {
   virtual Status AllGather(const void* input, void* output, uint64_t count, DType dtype,
                            Timeout timeout) = 0;
   virtual Status Barrier(Timeout timeout) = 0;
+  virtual Status Share(void* data, uint64_t count, DType dtype, Timeout timeout) = 0;
+
+  // This rank submits nothing more, and the others go on without it (AsidePolicy), until it has
+  // waited in Rejoin for all of them to do the same. Rejoin returns the member that took part
+  // longest. No other call may be made in between.
+  virtual Status StandAside(AsidePolicy policy, Timeout timeout) = 0;
+  virtual Result<uint32_t> Rejoin() = 0;
 
   virtual Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes,
                                                          const std::string& label) = 0;

@@ -340,6 +340,9 @@ Result<bool> Ddp::Replan() {
   // iterations, and their options have been compared.
   if (!may_replan_ || first_order_.empty()) return false;
   may_replan_ = false;
+  const Result<bool> complete = IsEverybodyHere();
+  if (!complete) return Unexpected(Fail(complete.error()));
+  if (!*complete) return false;
   const Result<std::vector<uint32_t>> order = FirstRanksOrder();
   if (!order) return Unexpected(Fail(order.error()));
   return MoveTo(Plan(*order));
@@ -361,6 +364,14 @@ Result<bool> Ddp::MoveTo(BucketPlan plan) {
   return true;
 }
 
+// A rank that stands aside cannot move its gradients along, nor say in which order it had them.
+Result<bool> Ddp::IsEverybodyHere() {
+  int32_t here = 1;
+  GRADSYNC_RETURN_IF_ERROR(
+      group_->AllReduce(&here, 1, DType::kInt32, ReduceOp::kSum, options_.timeout));
+  return here == static_cast<int32_t>(group_->size());
+}
+
 Result<std::vector<uint32_t>> Ddp::FirstRanksOrder() {
   std::vector<uint32_t> order = std::exchange(first_order_, {});
   GRADSYNC_RETURN_IF_ERROR(
@@ -378,6 +389,16 @@ void Ddp::MoveGradients(const Layout& target) const {
     const PlannedSlot& to = target.plan.slots[i];
     std::memcpy(target.buffer->data() + to.offset, layout_.buffer->data() + from.offset, to.bytes);
   }
+}
+
+Status Ddp::StandAside(AsidePolicy policy) {
+  if (reduces_elsewhere_ || policy_ == UnusedPolicy::kStatic) {
+    return {Code::kUnsupported,
+            "a rank cannot stand aside where buckets are reduced elsewhere, or in a static graph"};
+  }
+  GRADSYNC_RETURN_IF_ERROR(LeaveIteration());
+  may_replan_ = false;  // as on the ranks that go on
+  return group_->StandAside(policy, options_.timeout);
 }
 
 Status Ddp::Renew() {

@@ -133,12 +133,18 @@ class Ddp {
   // Ends an iteration whose buckets have all been waited for.
   Status End();
 
-  // After the first whole iteration, once, unless the plan is fixed: plans anew in the order in
-  // which rank 0's gradients became ready, and moves what lies in the slots along. True if slots
-  // moved; they stay if the plan is the same, or if a rank lacks the memory to hold both for the
-  // move. Every rank must call it at the same point between iterations. Refuses an unfinished
-  // iteration as Begin does.
+  // After the first whole iteration, once, unless the plan is fixed or some rank stands aside:
+  // plans anew in the order in which rank 0's gradients became ready, and moves what lies in the
+  // slots along. True if slots moved; they stay if the plan is the same, or if a rank lacks the
+  // memory to hold both for the move. Every rank must call it at the same point between iterations.
+  // Refuses an unfinished iteration as Begin does.
   Result<bool> Replan();
+
+  // As Group::StandAside, between iterations: the others' buckets are averaged without this rank,
+  // and nothing is replanned any more. Go on with Group::Rejoin. kUnsupported where the buckets are
+  // reduced elsewhere, and with UnusedPolicy::kStatic. Refuses an unfinished iteration as Begin
+  // does.
+  Status StandAside(AsidePolicy policy);
 
   // Other memory for the slots, zeroed; who still needs the old keeps the old buffer. This rank may
   // do it alone, before anything has become ready in an iteration.
@@ -182,6 +188,7 @@ class Ddp {
   Status WaitForUse();
   Status Fail(Status status);
   Result<std::vector<uint32_t>> FirstRanksOrder();
+  Result<bool> IsEverybodyHere();
 
   uint32_t rank() const { return group_->job_rank(group_->rank()); }
 

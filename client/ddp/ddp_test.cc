@@ -867,5 +867,79 @@ TEST(DdpTest, RankThatIsLostIsTheErrorOfEveryLaterCall) {
   });
 }
 
+// ---- Ranks that run out of input ----------------------------------------------------------------
+
+// Two ranks; rank 0 has `iterations` of them and rank 1 has four.
+void TrainUnevenly(uint32_t iterations, AsidePolicy policy, float expected_share) {
+  FakeNetwork network(2);
+  network.Run([&](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    const uint32_t own = group->rank() == 0 ? iterations : 4;
+    for (uint32_t step = 0; step < own; ++step) {
+      if (step == 1) {
+        ASSERT_TRUE(trainer.ddp().Replan());
+      }
+      if (step < iterations) {
+        trainer.Step(ReversedOrder(7), step);
+        continue;
+      }
+      ASSERT_TRUE(trainer.ddp().Begin().ok());
+      ASSERT_TRUE(trainer.Backward(ReversedOrder(7), step));
+      trainer.WaitForAll();
+      ASSERT_TRUE(trainer.ddp().End().ok());
+      const Slot slot = *trainer.ddp().GetSlot(0);
+      EXPECT_EQ(*reinterpret_cast<const float*>(slot.data),
+                GradientOf<float>(1, step, 0, 0) * expected_share);
+    }
+    ASSERT_TRUE(trainer.ddp().StandAside(policy).ok());
+    const Result<uint32_t> last = group->Rejoin();
+    ASSERT_TRUE(last);
+    EXPECT_EQ(*last, 1U);
+    // And on with all of them, which plan nothing anew any more.
+    EXPECT_FALSE(*trainer.ddp().Replan());
+    trainer.Step(ReversedOrder(7), 9);
+  });
+}
+
+TEST(DdpTest, ARankThatRunsOutIsLeftOutOfTheAverages) {
+  TrainUnevenly(2, AsidePolicy::kAverageOverPresent, 1.0F);
+}
+
+TEST(DdpTest, ARankThatRunsOutMayCountAsZeros) {
+  TrainUnevenly(2, AsidePolicy::kAverageOverAll, 0.5F);
+}
+
+TEST(DdpTest, NothingIsReplannedWithoutARankThatRanOut) {
+  TrainUnevenly(1, AsidePolicy::kAverageOverAll, 0.5F);
+}
+
+TEST(DdpTest, ARankMayHaveNoIterationAtAll) {
+  TrainUnevenly(0, AsidePolicy::kAverageOverAll, 0.5F);
+}
+
+TEST(DdpTest, StandingAsideIsRefusedWhereTheDaemonDoesNotKnowWhatRanksDo) {
+  FakeNetwork network(1);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer hooked(group, SmallBuckets());
+    ASSERT_TRUE(hooked.ddp().ReduceElsewhere().ok());
+    EXPECT_EQ(hooked.ddp().StandAside(AsidePolicy::kForbid).code(), Code::kUnsupported);
+    Trainer fixed(group, SmallBuckets());
+    ASSERT_TRUE(fixed.ddp().SetUnusedPolicy(UnusedPolicy::kStatic).ok());
+    EXPECT_EQ(fixed.ddp().StandAside(AsidePolicy::kForbid).code(), Code::kUnsupported);
+  });
+}
+
+TEST(DdpTest, StandingAsideInTheMiddleOfAnIterationIsRefused) {
+  FakeNetwork network(1);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    Trainer trainer(group, SmallBuckets());
+    ASSERT_TRUE(trainer.ddp().Begin().ok());
+    ASSERT_TRUE(trainer.ddp().Ready(6));
+    const Status refused = trainer.ddp().StandAside(AsidePolicy::kAverageOverAll);
+    EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(refused.message(), HasSubstr("Expected to have finished reduction"));
+  });
+}
+
 }  // namespace
 }  // namespace gradsync

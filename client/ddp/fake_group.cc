@@ -33,8 +33,8 @@ std::vector<uint32_t> Identity(uint32_t size) {
 
 // The engine's association: float32 is summed in rank order and divided, float64 pre-divided.
 template <typename T, bool kPreDivide>
-void Average(const std::vector<T*>& inputs, uint64_t count) {
-  const auto size = static_cast<T>(inputs.size());
+void Average(const std::vector<T*>& inputs, uint64_t count, size_t divisor) {
+  const auto size = static_cast<T>(divisor);
   for (uint64_t i = 0; i < count; ++i) {
     T sum = kPreDivide ? inputs[0][i] / size : inputs[0][i];
     for (size_t rank = 1; rank < inputs.size(); ++rank) {
@@ -96,7 +96,8 @@ void FakeNetwork::Submit(uint32_t member, uint64_t sequence, const FakeOperation
 void FakeNetwork::RunReady() {
   while (failure_.ok()) {
     const auto next = pending_.find(completed_);
-    if (next == pending_.end() || next->second.shares.size() < job_ranks_.size()) return;
+    if (next == pending_.end()) return;
+    if (next->second.shares.size() + aside_.size() < job_ranks_.size()) return;
     Status status = Execute(next->second);
     if (!status.ok()) FailLocked(std::move(status));
     pending_.erase(next);
@@ -108,6 +109,23 @@ void FakeNetwork::RunReady() {
 Status FakeNetwork::Execute(const Pending& pending) const {
   const FakeOperation& operation = pending.operation;
   const uint64_t bytes = operation.count * DTypeSize(operation.dtype);
+  const size_t present = pending.shares.size();
+  const size_t divisor =
+      aside_policy_ == AsidePolicy::kAverageOverPresent ? present : job_ranks_.size();
+  if (present < job_ranks_.size() && aside_policy_ == AsidePolicy::kForbid) {
+    return {Code::kFailedPrecondition, "a rank exhausted its input"};
+  }
+  if (operation.kind == OpKind::kShare) {
+    const void* last = pending.shares.rbegin()->second.input;
+    for (const auto& [member, share] : pending.shares) {
+      if (share.output != last) std::memcpy(share.output, last, bytes);
+    }
+    return OkStatus();
+  }
+  if (present < job_ranks_.size() && operation.kind != OpKind::kAllReduce &&
+      operation.kind != OpKind::kBucketReduce && operation.kind != OpKind::kBarrier) {
+    return {Code::kFailedPrecondition, "an operation needs every rank, but one stands aside"};
+  }
   if (operation.kind == OpKind::kBroadcast) {
     const void* root = pending.shares.at(operation.root).input;
     for (const auto& [member, share] : pending.shares) {
@@ -129,7 +147,7 @@ Status FakeNetwork::Execute(const Pending& pending) const {
     for (const auto& [member, share] : pending.shares) {
       data.push_back(static_cast<float*>(share.output));
     }
-    Average<float, false>(data, operation.count);
+    Average<float, false>(data, operation.count, divisor);
     return OkStatus();
   }
   if (operation.reduce_op == ReduceOp::kAvg && operation.dtype == DType::kFloat64) {
@@ -137,7 +155,7 @@ Status FakeNetwork::Execute(const Pending& pending) const {
     for (const auto& [member, share] : pending.shares) {
       data.push_back(static_cast<double*>(share.output));
     }
-    Average<double, true>(data, operation.count);
+    Average<double, true>(data, operation.count, divisor);
     return OkStatus();
   }
   if (operation.reduce_op == ReduceOp::kSum && operation.dtype == DType::kInt32) {
@@ -161,6 +179,30 @@ Status FakeNetwork::WaitFor(uint64_t sequence) {
   return completed_ > sequence ? OkStatus() : failure_;
 }
 
+uint64_t FakeNetwork::StandAside(uint32_t member, uint64_t next_sequence, AsidePolicy policy) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  aside_policy_ = policy;
+  aside_[member] = next_sequence;
+  RunReady();
+  if (aside_.size() < job_ranks_.size()) return rejoinings_;
+  rejoined_ = {0, 0};
+  for (const auto& [who, next] : aside_) {
+    if (next >= rejoined_.first) rejoined_ = {next, who};
+  }
+  aside_.clear();
+  changed_.notify_all();
+  return rejoinings_++;
+}
+
+Result<std::pair<uint64_t, uint32_t>> FakeNetwork::Rejoin(uint64_t before) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool settled =
+      changed_.wait_for(lock, kPatience, [&] { return rejoinings_ > before || !failure_.ok(); });
+  if (!settled) FailLocked({Code::kDeadlineExceeded, "some member never stood aside"});
+  if (!failure_.ok()) return Unexpected(failure_);
+  return rejoined_;
+}
+
 void FakeNetwork::Leave(uint32_t member) {
   const std::lock_guard<std::mutex> lock(mutex_);
   gone_.insert(member);
@@ -171,7 +213,7 @@ void FakeNetwork::Leave(uint32_t member) {
 void FakeNetwork::FailOrphans() {
   for (const auto& [sequence, pending] : pending_) {
     for (const uint32_t member : gone_) {
-      if (pending.shares.contains(member)) continue;
+      if (pending.shares.contains(member) || aside_.contains(member)) continue;
       FailLocked({Code::kRankLost, "rank " + std::to_string(job_ranks_[member]) + " has left"});
     }
   }
@@ -213,6 +255,22 @@ Status FakeGroup::AllGather(const void* input, void* output, uint64_t count, DTy
 
 Status FakeGroup::Barrier(Timeout /*timeout*/) {
   return Collective({.kind = OpKind::kBarrier}, nullptr, nullptr);
+}
+
+Status FakeGroup::Share(void* data, uint64_t count, DType dtype, Timeout /*timeout*/) {
+  return Collective({.kind = OpKind::kShare, .count = count, .dtype = dtype}, data, data);
+}
+
+Status FakeGroup::StandAside(AsidePolicy policy, Timeout /*timeout*/) {
+  rejoinings_before_ = network_->StandAside(member_, next_sequence_, policy);
+  return OkStatus();
+}
+
+Result<uint32_t> FakeGroup::Rejoin() {
+  const Result<std::pair<uint64_t, uint32_t>> rejoined = network_->Rejoin(rejoinings_before_);
+  if (!rejoined) return Unexpected(rejoined.error());
+  next_sequence_ = rejoined->first;
+  return rejoined->second;
 }
 
 Result<std::shared_ptr<SharedBuffer>> FakeGroup::Allocate(uint64_t bytes,

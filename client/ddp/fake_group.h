@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/core/group.h"
@@ -71,6 +72,10 @@ class FakeNetwork {
   void Submit(uint32_t member, uint64_t sequence, const FakeOperation& operation, Share share);
   Status WaitFor(uint64_t sequence);
   void Leave(uint32_t member);
+  // Returns how often all members have rejoined before.
+  uint64_t StandAside(uint32_t member, uint64_t next_sequence, AsidePolicy policy);
+  // Waits until they have once more; where they go on, and who took part longest.
+  Result<std::pair<uint64_t, uint32_t>> Rejoin(uint64_t before);
   void Fail(Status why);
   // The callers of these hold the lock.
   void FailLocked(Status why);
@@ -85,6 +90,10 @@ class FakeNetwork {
   std::map<uint64_t, Pending> pending_;
   uint64_t completed_ = 0;
   std::set<uint32_t> gone_;
+  std::map<uint32_t, uint64_t> aside_;  // by member: its next sequence
+  AsidePolicy aside_policy_ = AsidePolicy::kAverageOverAll;
+  uint64_t rejoinings_ = 0;
+  std::pair<uint64_t, uint32_t> rejoined_;
   std::set<uint32_t> failing_allocations_;
   Status failure_;
 };
@@ -105,6 +114,9 @@ class FakeGroup : public Group {
   Status AllGather(const void* input, void* output, uint64_t count, DType dtype,
                    Timeout timeout) override;
   Status Barrier(Timeout timeout) override;
+  Status Share(void* data, uint64_t count, DType dtype, Timeout timeout) override;
+  Status StandAside(AsidePolicy policy, Timeout timeout) override;
+  Result<uint32_t> Rejoin() override;
   Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label) override;
   Status DescribeBucket(const BucketInfo& info) override;
   uint64_t ReserveSequences(uint32_t count) override;
@@ -122,6 +134,7 @@ class FakeGroup : public Group {
   const uint32_t member_;
   const std::string tag_ = "fake";
   uint64_t next_sequence_ = 0;
+  uint64_t rejoinings_before_ = 0;
 };
 
 }  // namespace gradsync

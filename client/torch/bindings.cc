@@ -57,12 +57,18 @@ void BindProcessGroup(py::module_& module) {
 }
 
 void BindBroadcaster(py::module_& module) {
+  py::enum_<gradsync_aside_policy>(module, "AsidePolicy")
+      .value("AVERAGE_OVER_ALL", GRADSYNC_ASIDE_AVERAGE_OVER_ALL)
+      .value("AVERAGE_OVER_PRESENT", GRADSYNC_ASIDE_AVERAGE_OVER_PRESENT)
+      .value("FORBID", GRADSYNC_ASIDE_FORBID);
   py::class_<Broadcaster>(module, "Broadcaster")
       .def(py::init<std::shared_ptr<Session>, const std::string&, const std::vector<uint32_t>&,
                     Timeout>(),
            py::arg("session"), py::arg("tag"), py::arg("ranks"), py::arg("timeout"), Unlocked())
       .def("broadcast", &Broadcaster::Broadcast, py::arg("tensors"), py::arg("chunk_bytes"),
            py::arg("root"), Unlocked())
+      .def("stand_aside", &Broadcaster::StandAside, py::arg("policy"), Unlocked())
+      .def("rejoin", &Broadcaster::Rejoin, Unlocked())
       .def(
           "all_gather",
           [](Broadcaster& self, const std::string& text) {
@@ -124,6 +130,8 @@ void BindReducerSteps(py::class_<Reducer>& reducer) {
       .def("prepare_for_backward", &Reducer::PrepareForBackward, py::arg("outputs"), Unlocked())
       .def("_autograd_hook", &Reducer::OnGradient, py::arg("index"), Unlocked())
       .def("_finalize_backward_manual", &Reducer::FinishBackward, Unlocked())
+      .def("stand_aside", &Reducer::StandAside, py::arg("policy"), Unlocked())
+      .def("rejoin", &Reducer::Rejoin, Unlocked())
       .def("run_empty_iteration", &Reducer::RunEmptyIteration, Unlocked())
       .def("average_over_living", &Reducer::AverageOverLiving, py::arg("living"))
       .def(

@@ -38,7 +38,7 @@ void CopyPart(std::byte* part, const at::Tensor& tensor, bool into_chunk) {
 }  // namespace
 
 void Broadcaster::Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
-                            uint32_t root) {
+                            std::optional<uint32_t> root) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : tensors) CheckDenseCpu(tensor, "broadcast");
   const at::Tensor* const end = tensors.data() + tensors.size();
@@ -55,12 +55,11 @@ void Broadcaster::Broadcast(const std::vector<at::Tensor>& tensors, int64_t chun
 }
 
 void Broadcaster::BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes,
-                                 uint32_t root) {
+                                 std::optional<uint32_t> root) {
   if (bytes == 0) return;
   // Zeroed: the padding is sent too.
   const at::Tensor chunk = at::zeros({bytes}, at::kByte);
   auto* const data = static_cast<std::byte*>(chunk.data_ptr());
-  const bool is_root = group_.rank() == root;
   const auto copy_each = [&](bool into_chunk) {
     std::byte* part = data;
     for (const at::Tensor* tensor = begin; tensor != end; ++tensor) {
@@ -68,9 +67,14 @@ void Broadcaster::BroadcastChunk(const at::Tensor* begin, const at::Tensor* end,
       part += PaddedBytes(*tensor);
     }
   };
-  if (is_root) copy_each(true);
-  group_.Broadcast(data, static_cast<uint64_t>(bytes), GRADSYNC_UINT8, root, timeout_);
-  if (!is_root) copy_each(false);
+  const auto count = static_cast<uint64_t>(bytes);
+  if (!root || *root == group_.rank()) copy_each(true);
+  if (root) {
+    group_.Broadcast(data, count, GRADSYNC_UINT8, *root, timeout_);
+  } else {
+    group_.Share(data, count, GRADSYNC_UINT8, timeout_);
+  }
+  if (root != group_.rank()) copy_each(false);
 }
 
 std::vector<std::string> Broadcaster::AllGather(const std::string& text) {

@@ -20,16 +20,23 @@ class Broadcaster {
               const std::vector<uint32_t>& ranks, Timeout timeout)
       : group_(std::move(session), tag, ranks, timeout), timeout_(timeout) {}
 
-  // Overwrites `tensors` with rank `root`'s (an index in the group), in chunks of at most
-  // `chunk_bytes` but at least one tensor. Every rank must pass the same sizes and types. Neither
-  // autograd nor version counters notice.
-  void Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes, uint32_t root);
+  // Overwrites `tensors` with rank `root`'s (an index in the group; without one, with those of the
+  // last rank that does not stand aside), in chunks of at most `chunk_bytes` but at least one
+  // tensor. Every rank must pass the same sizes and types. Neither autograd nor version counters
+  // notice.
+  void Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
+                 std::optional<uint32_t> root);
 
   // What every rank passed, in the group's order.
   std::vector<std::string> AllGather(const std::string& text);
 
+  // As gradsync_stand_aside and gradsync_rejoin.
+  void StandAside(gradsync_aside_policy policy) { group_.StandAside(policy, timeout_); }
+  uint32_t Rejoin() { return group_.Rejoin(); }
+
  private:
-  void BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes, uint32_t root);
+  void BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes,
+                      std::optional<uint32_t> root);
 
   Group group_;
   Timeout timeout_;

@@ -73,6 +73,8 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void PrepareForBackward(const std::vector<at::Tensor>& outputs);
   void OnGradient(uint32_t index, const autograd::variable_list& inputs);
   void FinishBackward();
+  void StandAside(gradsync_aside_policy policy);
+  uint32_t Rejoin();
   void RunEmptyIteration();
   void AverageOverLiving(c10::intrusive_ptr<c10d::Work> living) { living_ = std::move(living); }
   void CallAtEnd(std::function<void()> call) { calls_at_end_.push_back(std::move(call)); }
@@ -843,6 +845,20 @@ at::Tensor Reducer::State::BucketTensor(uint32_t bucket) const {
       at::TensorOptions().dtype(TypeOf(buckets_[bucket].front())).device(at::kCPU));
 }
 
+void Reducer::State::StandAside(gradsync_aside_policy policy) {
+  armed_ = false;
+  forward_synced_ = false;
+  gradsync_error error{};
+  Call(gradsync_ddp_stand_aside(ddp_.get(), policy, &error), error);
+}
+
+uint32_t Reducer::State::Rejoin() {
+  gradsync_error error{};
+  uint32_t last = 0;
+  Call(gradsync_rejoin(group_.handle(), &last, &error), error);
+  return last;
+}
+
 void Reducer::State::RunEmptyIteration() {
   Begin();
   LeaveSlots();
@@ -949,6 +965,8 @@ void Reducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
 }
 void Reducer::OnGradient(uint32_t index) { state_->OnGradient(index, {}); }
 void Reducer::FinishBackward() { state_->FinishBackward(); }
+void Reducer::StandAside(gradsync_aside_policy policy) { state_->StandAside(policy); }
+uint32_t Reducer::Rejoin() { return state_->Rejoin(); }
 void Reducer::RunEmptyIteration() { state_->RunEmptyIteration(); }
 void Reducer::AverageOverLiving(c10::intrusive_ptr<c10d::Work> living) {
   state_->AverageOverLiving(std::move(living));

@@ -90,6 +90,12 @@ class Reducer {
 
   void FinishBackward();
 
+  // This rank has run out of input, and the daemon averages the others' gradients without it, until
+  // it has waited in Rejoin for all of them to have none. Rejoin returns the rank (index in the
+  // group) that went on longest. Not with a hook, sparse gradients or a static graph.
+  void StandAside(gradsync_aside_policy policy);
+  uint32_t Rejoin();
+
   // A whole iteration of a rank that has no gradients, beside one of the others.
   void RunEmptyIteration();
 

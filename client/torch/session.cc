@@ -95,6 +95,23 @@ void Group::Barrier(Timeout timeout) const {
   Check(gradsync_barrier(handle_, Milliseconds(timeout), &error), error);
 }
 
+void Group::Share(void* data, uint64_t count, gradsync_dtype dtype, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_share(handle_, data, count, dtype, Milliseconds(timeout), &error), error);
+}
+
+void Group::StandAside(gradsync_aside_policy policy, Timeout timeout) const {
+  gradsync_error error{};
+  Check(gradsync_stand_aside(handle_, policy, Milliseconds(timeout), &error), error);
+}
+
+uint32_t Group::Rejoin() const {
+  gradsync_error error{};
+  uint32_t last = 0;
+  Check(gradsync_rejoin(handle_, &last, &error), error);
+  return last;
+}
+
 void Group::Reduce(void* data, uint64_t count, gradsync_dtype dtype, gradsync_reduce_op op,
                    uint32_t root, Timeout timeout) const {
   gradsync_error error{};

@@ -90,6 +90,9 @@ class Group {
   void AllGather(const void* input, void* output, uint64_t count, gradsync_dtype dtype,
                  Timeout timeout) const;
   void Barrier(Timeout timeout) const;
+  void Share(void* data, uint64_t count, gradsync_dtype dtype, Timeout timeout) const;
+  void StandAside(gradsync_aside_policy policy, Timeout timeout) const;
+  uint32_t Rejoin() const;
   void Reduce(void* data, uint64_t count, gradsync_dtype dtype, gradsync_reduce_op op,
               uint32_t root, Timeout timeout) const;
   void Gather(const void* input, void* output, uint64_t count, gradsync_dtype dtype, uint32_t root,

@@ -27,6 +27,8 @@ struct Task {
   ReduceOp reduce_op = ReduceOp::kSum;
   uint32_t root = 0;   // of a kind that has one
   uint64_t count = 0;  // elements of a block
+  // Of an average: by what the sum is divided. 0: the number of inputs.
+  uint32_t divisor = 0;
   // Both have one entry per rank, null where OpTraits says that the rank has none (what is there
   // all the same is ignored). Each is one block, of count x DTypeSize(dtype) bytes, or one for each
   // rank. Aligned to the element's size.

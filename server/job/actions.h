@@ -55,6 +55,16 @@ struct AnswerMessage {
   std::shared_ptr<const Message> message;
 };
 
+// Answer a request to stand aside, now that every member has: with `status`, or with where the
+// group goes on, and the member that took part longest.
+struct AnswerAside {
+  SessionId session = 0;
+  uint32_t request_id = 0;
+  Status status;
+  uint64_t next_sequence = 0;
+  uint32_t last_member = 0;
+};
+
 // The session broke the rules, or its job cannot go on: send it `status` and close it. The session
 // has left already; do not call JobTable::Leave for it.
 struct CloseSession {
@@ -63,7 +73,7 @@ struct CloseSession {
 };
 
 using Action = std::variant<StartTask, CompleteOperations, FailGroup, ReplyCreateGroup,
-                            AnswerMessage, CloseSession>;
+                            AnswerMessage, AnswerAside, CloseSession>;
 using Actions = absl::InlinedVector<Action, 4>;
 
 }  // namespace gradsync

@@ -41,10 +41,18 @@ class CheckedGroup {
                  absl::StrCat("rank ", member, " submits ", operation.sequence));
   }
 
+  bool StandAside(uint32_t member, uint64_t next, Duration timeout) {
+    const AsideRequest request{.request_id = member, .next_sequence = next, .timeout = timeout};
+    const Expectation expected = model_.StandAside(member, next, timeout, now_);
+    if (expected.rejoined) rejoined_at_ = expected.rejoined->first;
+    return Check(scheduler_.StandAside(member, request, now_), expected,
+                 absl::StrCat("rank ", member, " stands aside at ", next));
+  }
+
   bool Finish() {
     const uint64_t sequence = model_.finished();
     task_.reset();
-    return Check(scheduler_.Finished(sequence, now_), model_.Finished(),
+    return Check(scheduler_.Finished(sequence, now_), model_.Finished(now_),
                  absl::StrCat("engine finishes ", sequence));
   }
 
@@ -78,6 +86,9 @@ class CheckedGroup {
     return !testing::Test::HasFailure();
   }
 
+  // Where the members went on after they had all stood aside, since the last call.
+  std::optional<uint64_t> TakeRejoined() { return std::exchange(rejoined_at_, std::nullopt); }
+
   bool running() const { return model_.running(); }
   bool failed() const { return model_.failed(); }
   bool gone(uint32_t member) const { return gone_[member]; }
@@ -102,16 +113,22 @@ class CheckedGroup {
 
   void CheckTask(const Decision& decision) {
     task_ = decision.start;
+    size_t at = 0;
     for (uint32_t member = 0; member < size_; ++member) {
+      if (!model_.HasSubmitted(member, decision.start_sequence)) continue;  // it stood aside
       std::byte* memory = MemoryOf(member, decision.start_sequence);
-      ASSERT_EQ(task_->inputs[member], memory);
-      ASSERT_EQ(task_->outputs[member], memory + 1);
+      ASSERT_LT(at, task_->inputs.size());
+      ASSERT_EQ(task_->inputs[at], memory);
+      ASSERT_EQ(task_->outputs[at], memory + 1);
+      ++at;
     }
+    ASSERT_EQ(task_->inputs.size(), at);
+    ASSERT_EQ(task_->divisor, at < size_ ? size_ : 0);
   }
 
   // Different for every submission of a group.
   std::byte* MemoryOf(uint32_t member, uint64_t sequence) const {
-    static std::array<std::byte, 1024> memory;
+    static std::array<std::byte, 4096> memory;
     return &memory.at(2 * (member + size_ * sequence));
   }
 
@@ -121,6 +138,7 @@ class CheckedGroup {
   std::vector<bool> gone_;
   std::shared_ptr<int> mapping_ = std::make_shared<int>();
   std::shared_ptr<const Task> task_;  // as the engine keeps it
+  std::optional<uint64_t> rejoined_at_;
   Time now_;
   std::string history_;
 };
@@ -393,6 +411,107 @@ class RandomTraining {
   std::optional<uint64_t> trouble_at_;
   bool may_stop_short_ = false;
 };
+
+// Two epochs in which members have different numbers of iterations: each stands aside when it has
+// no more, and all go on together.
+class RandomJoin {
+ public:
+  explicit RandomJoin(uint64_t seed)
+      : random_(seed),
+        members_(static_cast<uint32_t>(1 + Below(5))),
+        buckets_(static_cast<uint32_t>(1 + Below(4))),
+        group_(members_),
+        next_(members_, 0),
+        aside_(members_, false),
+        stuck_(members_, false) {
+    Begin(0);
+    if (Below(3) == 0) trouble_at_ = Below(60);
+  }
+
+  bool Run() {
+    for (uint64_t step = 0; step < 400 && !IsOver(); ++step) {
+      group_.Advance(milliseconds(Below(3)));
+      if (step == trouble_at_ && !Disturb()) return false;
+      if (!Step()) return false;
+      if (const auto rejoined = group_.TakeRejoined()) {
+        ++epoch_;
+        longest_ = *rejoined;
+        std::fill(aside_.begin(), aside_.end(), false);
+        if (epoch_ == 1) Begin(*rejoined);
+      }
+    }
+    while (group_.running()) {
+      if (!group_.Finish()) return false;
+    }
+    if (!group_.AdvanceToDeadline()) return false;
+    // Nobody waits for a member that hangs alone.
+    if (group_.failed() || (members_ == 1 && stuck_[0])) return true;
+    EXPECT_EQ(epoch_, 2u);
+    return epoch_ == 2 && group_.CheckEnd(longest_);
+  }
+
+ private:
+  uint64_t Below(uint64_t limit) {
+    return std::uniform_int_distribution<uint64_t>(0, limit - 1)(random_);
+  }
+
+  void Begin(uint64_t sequence) {
+    ends_.clear();
+    for (uint32_t member = 0; member < members_; ++member) {
+      next_[member] = sequence;
+      ends_.push_back(sequence + buckets_ * Below(4));
+    }
+  }
+
+  bool IsOver() const { return epoch_ == 2 || group_.failed(); }
+
+  bool Step() {
+    if (group_.running() && Below(3) == 0) return group_.Finish();
+    if (Below(16) == 0) return group_.CheckDeadline();
+    const auto member = static_cast<uint32_t>(Below(members_));
+    if (stuck_[member] || aside_[member] || epoch_ == 2) return true;
+    if (next_[member] == ends_[member]) {
+      aside_[member] = true;
+      return group_.StandAside(member, next_[member], seconds(5));
+    }
+    const uint64_t sequence = next_[member]++;
+    return group_.Submit(member, BucketReduce(sequence, static_cast<uint32_t>(sequence % buckets_)),
+                         seconds(5));
+  }
+
+  bool Disturb() {
+    const auto member = static_cast<uint32_t>(Below(members_));
+    stuck_[member] = true;
+    switch (Below(4)) {
+      case 0:
+        return group_.Gone(member, /*orderly=*/false);
+      case 1:
+        return group_.Gone(member, /*orderly=*/true) && (group_.Advance(seconds(10)), true);
+      case 2:
+        return group_.Stop();
+      default:  // it hangs
+        return true;
+    }
+  }
+
+  std::mt19937_64 random_;
+  const uint32_t members_;
+  const uint64_t buckets_;
+  CheckedGroup group_;
+  std::vector<uint64_t> next_;  // by member: the operation that it submits next
+  std::vector<uint64_t> ends_;  // by member: the operation before which it stands aside
+  std::vector<bool> aside_;
+  std::vector<bool> stuck_;
+  std::optional<uint64_t> trouble_at_;
+  uint32_t epoch_ = 0;
+  uint64_t longest_ = 0;
+};
+
+TEST(GroupInterleavingTest, RandomJoinsDoWhatTheModelSays) {
+  for (uint64_t seed = 0; seed < 10000; ++seed) {
+    ASSERT_TRUE(RandomJoin(seed).Run()) << "seed " << seed;
+  }
+}
 
 TEST(GroupInterleavingTest, RandomTrainingDoesWhatTheModelSays) {
   for (uint64_t seed = 0; seed < 20000; ++seed) {

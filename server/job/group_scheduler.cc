@@ -32,9 +32,13 @@ GroupScheduler::GroupScheduler(const std::string& job, const std::string& tag,
     : tag_(tag),
       where_(absl::StrCat("job ", job, ", group ", tag)),
       ranks_(std::move(ranks)),
+      asides_(ranks_.size()),
       plan_(ranks_) {
   members_.reserve(ranks_.size());
-  for (const uint32_t rank : ranks_) members_.push_back({.rank = rank});
+  for (const uint32_t rank : ranks_) {
+    everybody_.set(members_.size());
+    members_.push_back({.rank = rank});
+  }
 }
 
 Decision GroupScheduler::Submit(uint32_t member, const Operation& operation, MemberBuffers buffers,
@@ -46,6 +50,7 @@ Decision GroupScheduler::Submit(uint32_t member, const Operation& operation, Mem
   members_[member].has_submitted = true;
   members_[member].last = operation;
   members_[member].last_time = now;
+  asides_.Touch(now);
 
   Pending& pending = pending_[operation.sequence];
   if (pending.arrived_count > 0 && !SameOperation(pending.operation, operation)) {
@@ -57,14 +62,55 @@ Decision GroupScheduler::Submit(uint32_t member, const Operation& operation, Mem
     Fail(UnreachableStatus(pending), &decision);
     return decision;
   }
-  AdvanceReady();
+  AdvanceReady(&decision);
   StartIfReady(now, &decision);
   return decision;
+}
+
+Decision GroupScheduler::StandAside(uint32_t member, const AsideRequest& request, Time now) {
+  Decision decision;
+  if (failure_.ok()) {
+    decision.rejected = CheckAside(member, request);
+    if (!decision.rejected.ok()) return decision;
+  }
+  const bool same_policy = !asides_.any() || asides_.policy() == request.policy;
+  asides_.Add(member, request, now);
+  if (!failure_.ok()) {
+    if (!running_) decision.asides = asides_.Fail(failure_);
+    return decision;
+  }
+  if (!same_policy) {
+    Fail(PoliciesDifferStatus(member), &decision);
+    return decision;
+  }
+  AdvanceReady(&decision);
+  StartIfReady(now, &decision);
+  if (failure_.ok() && asides_.all()) decision.asides = asides_.Rejoin();
+  return decision;
+}
+
+Status GroupScheduler::CheckAside(uint32_t member, const AsideRequest& request) const {
+  const auto bad = [&](const std::string& what) -> Status {
+    return {Code::kProtocol, absl::StrCat(where_, ": rank ", ranks_[member], what)};
+  };
+  if (asides_.members()[member]) return bad(" stands aside twice");
+  const bool later = std::any_of(pending_.begin(), pending_.end(), [&](const auto& entry) {
+    return entry.first >= request.next_sequence && entry.second.arrived[member];
+  });
+  if (later || request.next_sequence != FirstNotSubmittedBy(member)) {
+    return bad(absl::StrCat(" stands aside from operation ", request.next_sequence,
+                            " on, which does not follow what it has submitted"));
+  }
+  return OkStatus();
 }
 
 Status GroupScheduler::CheckSequence(uint32_t member, const Operation& operation) const {
   const uint64_t sequence = operation.sequence;
   const Pending* pending = Find(sequence);
+  if (asides_.members()[member]) {
+    return {Code::kProtocol, absl::StrCat(where_, ": rank ", ranks_[member],
+                                          " stands aside and submitted operation ", sequence)};
+  }
   if (sequence < ready_ || (pending != nullptr && pending->arrived[member])) {
     return {Code::kProtocol, absl::StrCat(where_, ": rank ", ranks_[member],
                                           " submitted operation ", sequence, " twice")};
@@ -102,16 +148,54 @@ void GroupScheduler::Arrive(Pending* pending, uint32_t member, const Operation& 
   pending->last = now;
 }
 
-void GroupScheduler::AdvanceReady() {
-  const Pending* pending = Find(ready_);
-  while (pending != nullptr && pending->arrived_count == members_.size()) {
-    pending = Find(++ready_);
+void GroupScheduler::AdvanceReady(Decision* decision) {
+  for (auto next = pending_.find(ready_);
+       next != pending_.end() && MissingFrom(&next->second).none(); next = pending_.find(ready_)) {
+    if (next->second.arrived_count < members_.size()) {
+      Status left_out = LeaveOutMissing(&next->second);
+      if (!left_out.ok()) {
+        Fail(std::move(left_out), decision);
+        return;
+      }
+    }
+    ++ready_;
   }
   while (!expiries_.empty() && expiries_.top().second < ready_) expiries_.pop();
 }
 
+// Of those who are to submit it; all, if it is null.
+MemberSet GroupScheduler::MissingFrom(const Pending* pending) const {
+  const MemberSet missing = everybody_ & ~asides_.members();
+  return pending == nullptr ? missing : missing & ~pending->arrived;
+}
+
+Status GroupScheduler::LeaveOutMissing(Pending* pending) const {
+  if (asides_.policy() == AsidePolicy::kForbid) return ExhaustedStatus(*pending);
+  Task& task = *pending->task;
+  const bool sums = task.reduce_op == ReduceOp::kSum || task.reduce_op == ReduceOp::kAvg;
+  const bool reduces_to_all = task.kind == OpKind::kAllReduce || task.kind == OpKind::kBucketReduce;
+  const bool can_do_without =
+      (reduces_to_all && sums) || task.kind == OpKind::kShare || task.kind == OpKind::kBarrier;
+  if (!can_do_without) return NeedsEveryRankStatus(*pending);
+  if (asides_.policy() == AsidePolicy::kAverageOverAll) {
+    task.divisor = static_cast<uint32_t>(members_.size());
+  }
+  size_t kept = 0;
+  for (size_t member = 0; member < members_.size(); ++member) {
+    if (!pending->arrived[member]) continue;
+    task.inputs[kept] = task.inputs[member];
+    task.outputs[kept] = task.outputs[member];
+    task.keep_alive[kept] = std::move(task.keep_alive[member]);
+    ++kept;
+  }
+  task.inputs.resize(kept);
+  task.outputs.resize(kept);
+  task.keep_alive.resize(kept);
+  return OkStatus();
+}
+
 void GroupScheduler::StartIfReady(Time now, Decision* decision) {
-  if (running_ || completed_ == ready_) return;
+  if (running_ || !failure_.ok() || completed_ == ready_) return;
   const auto next = pending_.find(completed_);
   running_ = std::move(next->second);
   pending_.erase(next);
@@ -126,9 +210,11 @@ Decision GroupScheduler::Finished(uint64_t sequence, Time now) {
   Record(*running_, now);
   running_.reset();
   ++completed_;
+  asides_.Touch(now);
   decision.completed = completed_;
   decision.failure = failure_;
-  if (failure_.ok()) StartIfReady(now, &decision);
+  if (!failure_.ok()) decision.asides = asides_.Fail(failure_);
+  StartIfReady(now, &decision);
   return decision;
 }
 
@@ -183,14 +269,21 @@ void GroupScheduler::FailIfUnreachable(Decision* decision) {
 
 Decision GroupScheduler::CheckDeadline(Time now) {
   Decision decision;
-  if (expiries_.empty() || expiries_.top().first > now) return decision;
-  Fail(DeadlineStatus(*Find(expiries_.top().second), now), &decision);
+  if (!expiries_.empty() && expiries_.top().first <= now) {
+    Fail(DeadlineStatus(*Find(expiries_.top().second), now), &decision);
+  } else if (const auto of_asides = asides_.Deadline();
+             of_asides && *of_asides <= now && !running_) {
+    Fail(DesertedStatus(now), &decision);
+  }
   return decision;
 }
 
 std::optional<Time> GroupScheduler::NextDeadline() const {
-  if (expiries_.empty()) return std::nullopt;
-  return expiries_.top().first;
+  std::optional<Time> next = running_ ? std::nullopt : asides_.Deadline();
+  if (!expiries_.empty()) {
+    next = next ? std::min(*next, expiries_.top().first) : expiries_.top().first;
+  }
+  return next;
 }
 
 Decision GroupScheduler::Stop(const Status& why) {
@@ -203,7 +296,9 @@ void GroupScheduler::Fail(Status why, Decision* decision) {
   failure_ = std::move(why);
   pending_ = {};
   expiries_ = {};
-  if (!running_) decision->failure = failure_;
+  if (running_) return;
+  decision->failure = failure_;
+  decision->asides = asides_.Fail(failure_);
 }
 
 const GroupScheduler::Pending* GroupScheduler::Find(uint64_t sequence) const {
@@ -236,12 +331,12 @@ std::string GroupScheduler::OperationText(const Operation& operation) const {
   return text;
 }
 
-std::string GroupScheduler::LastSubmissionsText(const MemberSet& arrived, Time now) const {
+std::string GroupScheduler::LastSubmissionsText(const MemberSet& missing, Time now) const {
   std::vector<std::string> texts;
-  size_t missing = 0;
+  size_t count = 0;
   for (size_t index = 0; index < members_.size(); ++index) {
     const Member& member = members_[index];
-    if (arrived[index] || ++missing > kMaxRanksInDetail) continue;
+    if (!missing[index] || ++count > kMaxRanksInDetail) continue;
     texts.push_back(member.has_submitted
                         ? absl::StrCat("rank ", member.rank, " last submitted operation ",
                                        member.last.sequence, ", ", DescribeOperation(member.last),
@@ -270,11 +365,11 @@ Status GroupScheduler::MismatchStatus(const Pending& pending, uint32_t member,
 
 Status GroupScheduler::DeadlineStatus(const Pending& expired, Time now) const {
   const Pending* blocking = Find(ready_);
-  const MemberSet arrived = blocking == nullptr ? MemberSet() : blocking->arrived;
+  const MemberSet missing = MissingFrom(blocking);
   std::string text = absl::StrCat(where_, ": operation ", expired.operation.sequence, ", ",
                                   OperationText(expired.operation), ", timed out after ",
                                   DescribeDuration(expired.timeout), " waiting for ",
-                                  DescribeRanks(RanksIn(~arrived)));
+                                  DescribeRanks(RanksIn(missing)));
   if (blocking == nullptr) {
     absl::StrAppend(&text, " (it comes after operation ", ready_, ", which no rank has submitted)");
   } else if (blocking != &expired) {
@@ -282,7 +377,7 @@ Status GroupScheduler::DeadlineStatus(const Pending& expired, Time now) const {
                     OperationText(blocking->operation), ")");
   }
   absl::StrAppend(
-      &text, ": ", LastSubmissionsText(arrived, now),
+      &text, ": ", LastSubmissionsText(missing, now),
       ". Waiting: ", DescribeRanks(RanksIn(expired.arrived)), ", rank ",
       ranks_[expired.first_member], " for ", DescribeDuration(now - expired.first),
       ". Find out what the missing ranks are doing: stuck, on another code path, or only"
@@ -311,6 +406,44 @@ Status GroupScheduler::UnreachableStatus(const Pending& pending) const {
                        ", cannot start without it. Every rank must make the same calls.")};
 }
 
+// torch's words, which programs look for.
+Status GroupScheduler::ExhaustedStatus(const Pending& pending) const {
+  return {Code::kFailedPrecondition,
+          absl::StrCat("Detected at least one rank that exhausted inputs. Throwing across all "
+                       "ranks. (",
+                       where_, ": ", DescribeRanks(RanksIn(asides_.members())),
+                       " ran out before operation ", pending.operation.sequence, ", ",
+                       OperationText(pending.operation), ")")};
+}
+
+Status GroupScheduler::NeedsEveryRankStatus(const Pending& pending) const {
+  return {Code::kFailedPrecondition,
+          absl::StrCat(where_, ": operation ", pending.operation.sequence, ", ",
+                       OperationText(pending.operation), ", needs every rank, but ",
+                       DescribeRanks(RanksIn(asides_.members())),
+                       " ran out of input and stands aside. Make it before or after the join, or "
+                       "give every rank as much input.")};
+}
+
+Status GroupScheduler::PoliciesDifferStatus(uint32_t member) const {
+  return {
+      Code::kMismatch,
+      absl::StrCat(where_, ": rank ", ranks_[member], " stands aside under another policy than ",
+                   DescribeRanks(RanksIn(asides_.members() & ~MemberSet().set(member))),
+                   " before it. Every rank must pass the same arguments to join.")};
+}
+
+Status GroupScheduler::DesertedStatus(Time now) const {
+  const MemberSet missing = MissingFrom(nullptr);
+  return {Code::kDeadlineExceeded,
+          absl::StrCat(
+              where_, ": ", DescribeRanks(RanksIn(asides_.members())),
+              " ran out of input and waited for ", DescribeRanks(RanksIn(missing)),
+              ", of which nothing came within the timeout: ", LastSubmissionsText(missing, now),
+              ". Find out what the missing ranks are doing: stuck, on another code path, "
+              "or only slow, in which case a longer timeout helps.")};
+}
+
 GroupSnapshot GroupScheduler::Snapshot(Time now) const {
   GroupSnapshot snapshot;
   snapshot.tag = tag_;
@@ -326,13 +459,13 @@ GroupSnapshot GroupScheduler::Snapshot(Time now) const {
   if (const Pending* blocking = Find(ready_); blocking != nullptr) {
     snapshot.waiting_operation =
         absl::StrCat("operation ", ready_, ", ", OperationText(blocking->operation));
-    snapshot.missing_ranks = RanksIn(~blocking->arrived);
+    snapshot.missing_ranks = RanksIn(MissingFrom(blocking));
     snapshot.waiting = now - blocking->first;
   } else {
     const Pending& later = *Find(expiries_.top().second);
     snapshot.waiting_operation =
         absl::StrCat("operation ", ready_, ", which no rank has submitted");
-    snapshot.missing_ranks = RanksIn(~MemberSet());
+    snapshot.missing_ranks = RanksIn(MissingFrom(nullptr));
     snapshot.waiting = now - later.first;
   }
   return snapshot;

@@ -18,10 +18,13 @@
 // has no deadline any more; any other is held up by a missing member, its own or an earlier
 // operation's. The group's deadline is the earliest of theirs, and the text names who holds up the
 // lowest of them.
+//
+// Standing aside: a member that has run out of input submits nothing more, and what the others
+// submit goes on without it, if it is a sum, an average, a share or a barrier. When all members
+// stand aside, they take part again, from one number on.
 #ifndef GRADSYNC_SERVER_JOB_GROUP_SCHEDULER_H_
 #define GRADSYNC_SERVER_JOB_GROUP_SCHEDULER_H_
 
-#include <bitset>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,6 +36,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "server/engine/engine.h"
+#include "server/job/asides.h"
 #include "server/job/described_plan.h"
 #include "server/job/operation.h"
 #include "server/job/snapshot.h"
@@ -47,6 +51,7 @@ struct Decision {
   Status rejected;                    // not OK: the submitting member broke the rules; nothing else
   std::optional<uint64_t> completed;  // operations below this are now complete
   Status failure;                     // not OK: the group has failed now, on every member
+  std::vector<AsideAnswer> asides;    // to members that stood aside
   std::shared_ptr<const Task> start;  // run it: operation `start_sequence`
   uint64_t start_sequence = 0;
 };
@@ -59,6 +64,9 @@ class GroupScheduler {
 
   // Operations of a group that has failed are ignored: their member has been told or will be.
   Decision Submit(uint32_t member, const Operation& operation, MemberBuffers buffers, Time now);
+
+  // `rejected`: the member stands aside already, or has not submitted exactly what comes before.
+  Decision StandAside(uint32_t member, const AsideRequest& request, Time now);
 
   // The engine has finished the operation that was started last; any other call is ignored.
   Decision Finished(uint64_t sequence, Time now);
@@ -88,8 +96,6 @@ class GroupScheduler {
   GroupSnapshot Snapshot(Time now) const;
 
  private:
-  using MemberSet = std::bitset<kMaxLocalRanks>;
-
   // An operation that some member has submitted.
   struct Pending {
     Operation operation;         // as `first_member` submitted it
@@ -115,7 +121,11 @@ class GroupScheduler {
   Status CheckSequence(uint32_t member, const Operation& operation) const;
   void Arrive(Pending* pending, uint32_t member, const Operation& operation, MemberBuffers buffers,
               Time now);
-  void AdvanceReady();
+  void AdvanceReady(Decision* decision);
+  Status CheckAside(uint32_t member, const AsideRequest& request) const;
+  // Nothing more will come for it: some members stand aside.
+  Status LeaveOutMissing(Pending* pending) const;
+  MemberSet MissingFrom(const Pending* pending) const;
   void StartIfReady(Time now, Decision* decision);
   void Fail(Status why, Decision* decision);
   void FailIfUnreachable(Decision* decision);
@@ -126,11 +136,15 @@ class GroupScheduler {
   // In ascending order.
   std::vector<uint32_t> RanksIn(const MemberSet& members) const;
   std::string OperationText(const Operation& operation) const;
-  std::string LastSubmissionsText(const MemberSet& arrived, Time now) const;
+  std::string LastSubmissionsText(const MemberSet& missing, Time now) const;
   Status MismatchStatus(const Pending& pending, uint32_t member, const Operation& operation) const;
   Status DeadlineStatus(const Pending& expired, Time now) const;
   Status LostStatus(uint32_t member, const Status& why) const;
   Status UnreachableStatus(const Pending& pending) const;
+  Status ExhaustedStatus(const Pending& pending) const;
+  Status NeedsEveryRankStatus(const Pending& pending) const;
+  Status PoliciesDifferStatus(uint32_t member) const;
+  Status DesertedStatus(Time now) const;
   void AddBucketStates(std::vector<BucketSnapshot>* buckets) const;
   static void AddBucketState(const Pending& pending, BucketState state,
                              std::vector<uint32_t> ready_ranks,
@@ -140,6 +154,7 @@ class GroupScheduler {
   const std::string where_;  // "job x, group y"
   const std::vector<uint32_t> ranks_;
   std::vector<Member> members_;
+  Asides asides_;
   DescribedPlan plan_;
 
   uint64_t completed_ = 0;          // operations below this have finished
@@ -150,6 +165,7 @@ class GroupScheduler {
   using Expiry = std::pair<Time, uint64_t>;
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_;
 
+  MemberSet everybody_;
   MemberSet gone_;
   // The lowest sequence that can never start because a member that left has not submitted it.
   std::optional<uint64_t> unreachable_;

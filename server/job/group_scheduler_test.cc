@@ -31,7 +31,7 @@ GroupScheduler MakeGroup(uint32_t size) {
 
 bool IsNothing(const Decision& decision) {
   return decision.rejected.ok() && !decision.completed && decision.failure.ok() &&
-         decision.start == nullptr;
+         decision.start == nullptr && decision.asides.empty();
 }
 
 // ---- Order --------------------------------------------------------------------------------------
@@ -463,6 +463,156 @@ TEST(GroupSchedulerTest, SnapshotShowsWhyTheGroupFailed) {
   GroupScheduler group = MakeGroup(1);
   (void)group.Stop({Code::kShuttingDown, "going"});
   EXPECT_EQ(group.Snapshot(Time()).failure, "going");
+}
+
+// ---- Standing aside -----------------------------------------------------------------------------
+
+AsideRequest Aside(uint64_t next_sequence, AsidePolicy policy = AsidePolicy::kAverageOverAll) {
+  return {.request_id = 7,
+          .next_sequence = next_sequence,
+          .policy = policy,
+          .timeout = std::chrono::seconds(30)};
+}
+
+TEST(GroupSchedulerTest, TheOthersGoOnWithoutAMemberThatStandsAside) {
+  for (const AsidePolicy policy :
+       {AsidePolicy::kAverageOverAll, AsidePolicy::kAverageOverPresent}) {
+    GroupScheduler group = MakeGroup(3);
+    EXPECT_TRUE(IsNothing(group.StandAside(1, Aside(0, policy), Time())));
+    EXPECT_TRUE(IsNothing(group.Submit(0, BucketReduce(0, 0), HalfMinute(), Time())));
+    const Decision decision = group.Submit(2, BucketReduce(0, 0), HalfMinute(), Time());
+    ASSERT_NE(decision.start, nullptr);
+    EXPECT_EQ(decision.start->inputs.size(), 2u);
+    EXPECT_EQ(decision.start->outputs.size(), 2u);
+    EXPECT_EQ(decision.start->divisor, policy == AsidePolicy::kAverageOverAll ? 3u : 0u);
+  }
+}
+
+TEST(GroupSchedulerTest, StandingAsideStartsWhatWaitedForTheMember) {
+  GroupScheduler group = MakeGroup(2);
+  (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
+  const Decision decision = group.StandAside(1, Aside(0), Time());
+  ASSERT_NE(decision.start, nullptr);
+  EXPECT_EQ(decision.start->inputs.size(), 1u);
+}
+
+TEST(GroupSchedulerTest, WhenAllStandAsideTheyGoOnBehindTheLastOfThem) {
+  GroupScheduler group = MakeGroup(3);
+  (void)group.StandAside(0, Aside(0), Time());
+  for (const uint32_t member : {1, 2}) {
+    (void)group.Submit(member, AllReduce(0), HalfMinute(), Time());
+    (void)group.Submit(member, AllReduce(1), HalfMinute(), Time());
+  }
+  (void)group.StandAside(2, Aside(2), Time());
+  const Decision decision = group.StandAside(1, Aside(2), Time());
+  ASSERT_EQ(decision.asides.size(), 3u);
+  for (const AsideAnswer& answer : decision.asides) {
+    EXPECT_TRUE(answer.status.ok());
+    EXPECT_EQ(answer.next_sequence, 2u);
+    EXPECT_EQ(answer.last_member, 2u);
+    EXPECT_EQ(answer.request_id, 7u);
+  }
+  (void)group.Finished(0, Time());
+  (void)group.Finished(1, Time());
+  // All take part again.
+  (void)group.Submit(1, AllReduce(2), HalfMinute(), Time());
+  (void)group.Submit(2, AllReduce(2), HalfMinute(), Time());
+  EXPECT_FALSE(group.running());
+  EXPECT_NE(group.Submit(0, AllReduce(2), HalfMinute(), Time()).start, nullptr);
+}
+
+TEST(GroupSchedulerTest, WhatCannotDoWithoutTheMemberFailsWithItsName) {
+  GroupScheduler group = MakeGroup(2);
+  (void)group.StandAside(1, Aside(0), Time());
+  Operation gather = AllReduce(0);
+  gather.kind = OpKind::kAllGather;
+  const Decision decision = group.Submit(0, gather, HalfMinute(), Time());
+  EXPECT_EQ(decision.failure.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(decision.failure.message(), HasSubstr("all_gather"));
+  EXPECT_THAT(decision.failure.message(), HasSubstr("needs every rank, but rank 1 ran out"));
+  ASSERT_EQ(decision.asides.size(), 1u);
+  EXPECT_EQ(decision.asides[0].status.message(), decision.failure.message());
+}
+
+TEST(GroupSchedulerTest, MaximaCannotDoWithoutAMemberButSharesAndBarriersCan) {
+  Operation operation = AllReduce(0);
+  operation.reduce_op = ReduceOp::kMax;
+  GroupScheduler group = MakeGroup(2);
+  (void)group.StandAside(1, Aside(0), Time());
+  EXPECT_FALSE(group.Submit(0, operation, HalfMinute(), Time()).failure.ok());
+  for (const OpKind kind : {OpKind::kShare, OpKind::kBarrier}) {
+    GroupScheduler other = MakeGroup(2);
+    (void)other.StandAside(1, Aside(0), Time());
+    operation.kind = kind;
+    EXPECT_NE(other.Submit(0, operation, HalfMinute(), Time()).start, nullptr);
+  }
+}
+
+TEST(GroupSchedulerTest, AMemberThatForbidsToGoOnWithoutItEndsTheGroupInTorchsWords) {
+  GroupScheduler group = MakeGroup(2);
+  EXPECT_TRUE(IsNothing(group.StandAside(1, Aside(0, AsidePolicy::kForbid), Time())));
+  const Decision decision = group.Submit(0, BucketReduce(0, 0), HalfMinute(), Time());
+  EXPECT_THAT(decision.failure.message(),
+              HasSubstr("Detected at least one rank that exhausted inputs. Throwing across all "
+                        "ranks."));
+  EXPECT_THAT(decision.failure.message(), HasSubstr("rank 1 ran out before operation 0"));
+}
+
+TEST(GroupSchedulerTest, AllMayForbidIfNoneHasMoreThanAnother) {
+  GroupScheduler group = MakeGroup(2);
+  for (const uint32_t member : {0, 1}) (void)group.Submit(member, AllReduce(0), HalfMinute(), {});
+  (void)group.StandAside(0, Aside(1, AsidePolicy::kForbid), Time());
+  const Decision decision = group.StandAside(1, Aside(1, AsidePolicy::kForbid), Time());
+  EXPECT_TRUE(decision.failure.ok());
+  EXPECT_EQ(decision.asides.size(), 2u);
+}
+
+TEST(GroupSchedulerTest, PoliciesThatDifferFailTheGroup) {
+  GroupScheduler group = MakeGroup(3);
+  (void)group.StandAside(2, Aside(0), Time());
+  const Decision decision = group.StandAside(0, Aside(0, AsidePolicy::kAverageOverPresent), Time());
+  EXPECT_EQ(decision.failure.code(), Code::kMismatch);
+  EXPECT_THAT(decision.failure.message(), HasSubstr("rank 0"));
+  EXPECT_THAT(decision.failure.message(), HasSubstr("rank 2"));
+  EXPECT_EQ(decision.asides.size(), 2u);
+}
+
+TEST(GroupSchedulerTest, StandingAsideTwiceOrInTheMiddleIsRejected) {
+  GroupScheduler group = MakeGroup(2);
+  (void)group.Submit(0, AllReduce(1), HalfMinute(), Time());
+  EXPECT_EQ(group.StandAside(0, Aside(0), Time()).rejected.code(), Code::kProtocol);
+  EXPECT_EQ(group.StandAside(0, Aside(2), Time()).rejected.code(), Code::kProtocol);
+  (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
+  EXPECT_TRUE(group.StandAside(0, Aside(2), Time()).rejected.ok());
+  EXPECT_EQ(group.StandAside(0, Aside(2), Time()).rejected.code(), Code::kProtocol);
+  EXPECT_EQ(group.Submit(0, AllReduce(2), HalfMinute(), Time()).rejected.code(), Code::kProtocol);
+}
+
+TEST(GroupSchedulerTest, WhoStandsAsideWaitsAsLongAsTheOthersGetOn) {
+  GroupScheduler group = MakeGroup(2);
+  (void)group.StandAside(1, Aside(0), At(seconds(0)));
+  EXPECT_EQ(group.NextDeadline(), At(seconds(30)));
+  (void)group.Submit(0, AllReduce(0), HalfMinute(), At(seconds(20)));
+  EXPECT_EQ(group.NextDeadline(), std::nullopt);  // the engine is at work
+  (void)group.Finished(0, At(seconds(40)));
+  EXPECT_EQ(group.NextDeadline(), At(seconds(70)));
+  EXPECT_TRUE(IsNothing(group.CheckDeadline(At(seconds(69)))));
+  const Decision decision = group.CheckDeadline(At(seconds(70)));
+  EXPECT_EQ(decision.failure.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(decision.failure.message(), HasSubstr("rank 1 ran out of input and waited for rank "
+                                                    "0, of which nothing came"));
+}
+
+TEST(GroupSchedulerTest, WhoStandsAsideHearsOfAFailureWhenTheRunningOperationIsComplete) {
+  GroupScheduler group = MakeGroup(2);
+  for (const uint32_t member : {0, 1}) (void)group.Submit(member, AllReduce(0), HalfMinute(), {});
+  (void)group.StandAside(0, Aside(1), Time());
+  EXPECT_TRUE(IsNothing(group.MemberGone(1, /*orderly=*/false, kDied)));
+  const Decision decision = group.Finished(0, Time());
+  ASSERT_EQ(decision.asides.size(), 1u);
+  EXPECT_EQ(decision.asides[0].status.code(), Code::kRankLost);
+  // And one that comes later hears at once.
+  EXPECT_EQ(group.StandAside(0, Aside(1), Time()).asides.size(), 1u);
 }
 
 }  // namespace

@@ -337,7 +337,7 @@ class Simulation {
   void FinishRunning(uint64_t index) {
     const Running done = running_[index];
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
-    Expect(done.group, done.group->model.Finished());
+    Expect(done.group, done.group->model.Finished(now_));
     Check(table_.Finished(*done.group->id, done.sequence, now_), "finished", nullptr);
   }
 

@@ -64,6 +64,8 @@ class JobTable::Impl {
   void Receive(SessionId id, uint32_t number, uint32_t request_id, std::optional<uint32_t> from,
                uint64_t tag, Duration timeout, Time now, Actions* actions);
   void CancelMessage(SessionId id, uint32_t number, uint32_t request_id, Actions* actions);
+  void StandAside(SessionId id, uint32_t number, const AsideRequest& request, Time now,
+                  Actions* actions);
   void Finished(GroupId id, uint64_t sequence, Time now, Actions* actions);
   void Leave(SessionId id, Departure departure, Actions* actions);
   void CheckDeadlines(Time now, Actions* actions);
@@ -100,6 +102,7 @@ class JobTable::Impl {
   void ReleaseIfOver(Incarnation* incarnation);
 
   void Apply(FormedGroup* group, Decision decision, Actions* actions);
+  void Expel(SessionId id, const Status& rule, Actions* actions);
   // The session's group, if it may have another message; else null, and the request is answered.
   const Slot* AdmitMessage(SessionId id, uint32_t number, uint32_t request_id, Actions* actions);
   static void Answer(const FormedGroup& group, MessageAnswers answers, Actions* actions);
@@ -356,9 +359,32 @@ void JobTable::Impl::Submit(SessionId id, uint32_t number, const Operation& oper
     decision = {};
     decision.rejected = TooManyOperationsStatus(*session->incarnation, session->rank);
   }
-  const Status clause = BrokeRulesClause(*session->incarnation, session->rank, decision.rejected);
-  actions->push_back(CloseSession{id, std::move(decision.rejected)});
+  Expel(id, decision.rejected, actions);
+}
+
+// Closes a session that broke the rules.
+void JobTable::Impl::Expel(SessionId id, const Status& rule, Actions* actions) {
+  const Session& session = sessions_.at(id);
+  const Status clause = BrokeRulesClause(*session.incarnation, session.rank, rule);
+  actions->push_back(CloseSession{id, rule});
   Remove(id, /*orderly=*/false, clause, actions);
+}
+
+void JobTable::Impl::StandAside(SessionId id, uint32_t number, const AsideRequest& request,
+                                Time now, Actions* actions) {
+  const Session* session = Find(id);
+  if (session == nullptr) return;
+  const Slot* slot = session->FindActive(number);
+  if (slot == nullptr) {
+    Expel(id, NoSuchGroupStatus(*session->incarnation, session->rank, number), actions);
+    return;
+  }
+  Decision decision = slot->group->scheduler.StandAside(slot->member, request, now);
+  if (decision.rejected.ok()) {
+    Apply(slot->group, std::move(decision), actions);
+  } else {
+    Expel(id, decision.rejected, actions);
+  }
 }
 
 const Slot* JobTable::Impl::AdmitMessage(SessionId id, uint32_t number, uint32_t request_id,
@@ -449,6 +475,12 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
   }
   if (!decision.failure.ok()) {
     Answer(*group, group->mailboxes.Fail(decision.failure), actions);
+  }
+  for (const AsideAnswer& answer : decision.asides) {
+    const FormedGroup::Member& member = group->members[answer.member];
+    if (!member.active) continue;
+    actions->push_back(AnswerAside{member.session, answer.request_id, answer.status,
+                                   answer.next_sequence, answer.last_member});
   }
   if (decision.start != nullptr) {
     ++running_;
@@ -734,6 +766,13 @@ Actions JobTable::Receive(SessionId session, uint32_t number, uint32_t request_i
 Actions JobTable::CancelMessage(SessionId session, uint32_t number, uint32_t request_id) {
   Actions actions;
   impl_->CancelMessage(session, number, request_id, &actions);
+  return actions;
+}
+
+Actions JobTable::StandAside(SessionId session, uint32_t number, const AsideRequest& request,
+                             Time now) {
+  Actions actions;
+  impl_->StandAside(session, number, request, now, &actions);
   return actions;
 }
 

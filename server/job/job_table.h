@@ -89,6 +89,13 @@ class JobTable {
                  MemberBuffers buffers, Time now);
   static constexpr uint64_t kSequenceWindow = gradsync::kSequenceWindow;
 
+  // From now on the session's group `number` goes on without it (AsidePolicy), until every member
+  // stands aside: then AnswerAside tells all of them, and they take part again. Answered with the
+  // group's failure instead; so is the group failed (kDeadlineExceeded) when nothing was submitted
+  // for `request.timeout`. Standing aside twice, or with operations missing before
+  // `next_sequence`, closes the session (kProtocol).
+  Actions StandAside(SessionId session, uint32_t number, const AsideRequest& request, Time now);
+
   // Messages within the session's group `number`; `to` and `from` are below its size. Answered by
   // AnswerMessage, now or later: kDeadlineExceeded after `timeout`; kRankLost when the other rank
   // has left or died; kOutOfMemory beyond kMaxSessionMessages; the group's failure.

@@ -38,6 +38,14 @@ struct MemberBuffers {
   Duration timeout = Duration::zero();
 };
 
+// A member stands aside (AsidePolicy).
+struct AsideRequest {
+  uint32_t request_id = 0;
+  uint64_t next_sequence = 0;  // that it does not submit; it has submitted all before
+  AsidePolicy policy = AsidePolicy::kAverageOverAll;
+  Duration timeout = Duration::zero();  // for the others to submit anything
+};
+
 // What one member of a group sends to another. The daemon only passes it on.
 struct Message {
   uint32_t from = 0;  // index in the group

@@ -227,6 +227,8 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
       return HandleReceiveMessage(session, frame, now);
     case FrameType::kCancelMessage:
       return HandleCancelMessage(session, frame);
+    case FrameType::kStandAside:
+      return HandleStandAside(session, frame, now);
     case FrameType::kGoodbye:
       return HandleGoodbye(session, frame);
     case FrameType::kWelcome:
@@ -235,6 +237,7 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
     case FrameType::kDone:
     case FrameType::kError:
     case FrameType::kMessageReceived:
+    case FrameType::kRejoined:
       break;
   }
   return {Code::kProtocol,
@@ -417,6 +420,18 @@ Status Dispatcher::HandleCancelMessage(TrainerSession* session, std::span<const 
   executor_->Apply(
       executor_->jobs().CancelMessage(session->id(), request->group, request->request));
   Acknowledge(session, request->header.request_id);
+  return OkStatus();
+}
+
+Status Dispatcher::HandleStandAside(TrainerSession* session, std::span<const std::byte> frame,
+                                    Time now) {
+  const Result<StandAside> request = CheckMessage<StandAside>(frame);
+  if (!request) return request.error();
+  JobTable& jobs = executor_->jobs();
+  const Result<AsideRequest> checked =
+      CheckStandAside(*request, jobs.FindGroup(session->id(), request->group));
+  if (!checked) return checked.error();
+  executor_->Apply(jobs.StandAside(session->id(), request->group, *checked, now));
   return OkStatus();
 }
 

@@ -71,6 +71,7 @@ class Dispatcher {
   Status HandleSendMessage(TrainerSession* session, Frame frame, Time now);
   Status HandleReceiveMessage(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleCancelMessage(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleStandAside(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleGoodbye(TrainerSession* session, std::span<const std::byte> frame);
 
   void Acknowledge(TrainerSession* session, uint32_t request_id);

@@ -132,6 +132,21 @@ void Executor::Run(const AnswerMessage& action) {
   if (!sent.ok()) Lost(session);
 }
 
+void Executor::Run(const AnswerAside& action) {
+  TrainerSession* session = Find(action.session);
+  if (session == nullptr) return;
+  Status sent;
+  if (!action.status.ok()) {
+    sent = session->SendError(action.request_id, action.status);
+  } else {
+    auto reply = MakeMessage<Rejoined>(action.request_id);
+    reply.next_sequence = action.next_sequence;
+    reply.last = action.last_member;
+    sent = session->Send(reply);
+  }
+  if (!sent.ok()) Lost(session);
+}
+
 void Executor::Run(const CloseSession& action) {
   TrainerSession* session = Find(action.session);
   if (session == nullptr) return;

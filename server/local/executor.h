@@ -59,6 +59,7 @@ class Executor {
   void Run(const FailGroup& action);
   void Run(const ReplyCreateGroup& action);
   void Run(const AnswerMessage& action);
+  void Run(const AnswerAside& action);
   void Run(const CloseSession& action);
 
   CompletionWriter* WordsOf(SessionId session, uint32_t number);

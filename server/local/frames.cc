@@ -52,7 +52,7 @@ Result<std::vector<uint32_t>> CheckRanks(const CreateGroup& request) {
 }  // namespace
 
 std::string FrameTypeName(uint16_t type) {
-  static constexpr std::array<const char*, 18> kNames = {nullptr,
+  static constexpr std::array<const char*, 20> kNames = {nullptr,
                                                          "HELLO",
                                                          "WELCOME",
                                                          "ALLOCATE_SEGMENT",
@@ -69,7 +69,9 @@ std::string FrameTypeName(uint16_t type) {
                                                          "SEND_MESSAGE",
                                                          "RECEIVE_MESSAGE",
                                                          "MESSAGE_RECEIVED",
-                                                         "CANCEL_MESSAGE"};
+                                                         "CANCEL_MESSAGE",
+                                                         "STAND_ASIDE",
+                                                         "REJOINED"};
   if (type > 0 && type < kNames.size()) return kNames[type];
   return absl::StrCat("frame type ", type);
 }
@@ -213,6 +215,22 @@ Status CheckReceiveMessage(const ReceiveMessage& request,
   }
   if (request.timeout_ms == 0) return bad("the timeout is zero");
   return OkStatus();
+}
+
+Result<AsideRequest> CheckStandAside(const StandAside& request,
+                                     const std::optional<JobTable::Membership>& membership) {
+  const auto bad = [&request](const char* what) {
+    return Unexpected(Code::kProtocol,
+                      absl::StrCat("STAND_ASIDE in group ", request.group, ": ", what));
+  };
+  if (!membership) return bad("it is not in the group");
+  if (request.timeout_ms == 0) return bad("the timeout is zero");
+  if (request.policy >= kAsidePolicyCount) return bad("there is no such policy");
+  return AsideRequest{
+      .request_id = request.header.request_id,
+      .next_sequence = request.next_sequence,
+      .policy = AsidePolicy{request.policy},
+      .timeout = std::chrono::milliseconds(std::min(request.timeout_ms, kMaxTimeoutMs))};
 }
 
 Result<Status> CheckAbortGroup(const AbortGroup& request) {

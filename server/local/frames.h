@@ -46,6 +46,8 @@ Result<std::shared_ptr<Message>> CheckSendMessage(
     const std::optional<JobTable::Membership>& membership);
 Status CheckReceiveMessage(const ReceiveMessage& request,
                            const std::optional<JobTable::Membership>& membership);
+Result<AsideRequest> CheckStandAside(const StandAside& request,
+                                     const std::optional<JobTable::Membership>& membership);
 // The reason that an AbortGroup gives.
 Result<Status> CheckAbortGroup(const AbortGroup& request);
 

@@ -237,5 +237,25 @@ TEST(CheckReceiveMessageTest, TheSenderIsAMemberOrAny) {
   EXPECT_FALSE(CheckReceiveMessage(request, membership).ok());
 }
 
+TEST(CheckStandAsideTest, OnlyAMemberUnderAPolicyAndWithATimeout) {
+  const JobTable::Membership membership{.size = 3, .member = 1};
+  auto request = MakeMessage<StandAside>(4);
+  request.timeout_ms = 1000;
+  request.next_sequence = 12;
+  request.policy = 1;
+  const auto checked = CheckStandAside(request, membership);
+  ASSERT_TRUE(checked);
+  EXPECT_EQ(checked->request_id, 4u);
+  EXPECT_EQ(checked->next_sequence, 12u);
+  EXPECT_EQ(checked->policy, AsidePolicy::kAverageOverPresent);
+  EXPECT_EQ(checked->timeout, std::chrono::seconds(1));
+  EXPECT_FALSE(CheckStandAside(request, std::nullopt));
+  request.policy = kAsidePolicyCount;
+  EXPECT_FALSE(CheckStandAside(request, membership));
+  request.policy = 0;
+  request.timeout_ms = 0;
+  EXPECT_FALSE(CheckStandAside(request, membership));
+}
+
 }  // namespace
 }  // namespace gradsync

@@ -198,7 +198,7 @@ struct Needs {
   uint64_t input_as_root, output_as_root;
   uint64_t input, output;
 };
-constexpr std::array<Needs, 8> kNeeds = {{
+constexpr std::array<Needs, 9> kNeeds = {{
     {OpKind::kAllReduce, 1, 1, 1, 1},
     {OpKind::kBroadcast, 1, 1, 0, 1},
     {OpKind::kAllGather, 1, 2, 1, 2},
@@ -207,6 +207,7 @@ constexpr std::array<Needs, 8> kNeeds = {{
     {OpKind::kScatter, 2, 1, 0, 1},
     {OpKind::kReduceScatter, 2, 1, 2, 1},
     {OpKind::kAllToAll, 2, 2, 2, 2},
+    {OpKind::kShare, 1, 1, 1, 1},
 }};
 
 TEST_F(SubmissionsTest, EveryKindNeedsExactlyTheMemoryThatItUses) {

@@ -92,6 +92,13 @@ TEST_F(CApiTest, ArgumentsThatMustNotBeNullAreNamed) {
   EXPECT_EQ(gradsync_all_gather(group->handle(), nullptr, nullptr, 1, GRADSYNC_INT8, 0, &error),
             GRADSYNC_INVALID_ARGUMENT);
   EXPECT_EQ(gradsync_barrier(nullptr, 0, &error), GRADSYNC_INVALID_ARGUMENT);
+  EXPECT_EQ(gradsync_share(group->handle(), nullptr, 1, GRADSYNC_INT8, 0, &error),
+            GRADSYNC_INVALID_ARGUMENT);
+  EXPECT_EQ(gradsync_stand_aside(nullptr, GRADSYNC_ASIDE_FORBID, 0, &error),
+            GRADSYNC_INVALID_ARGUMENT);
+  EXPECT_EQ(gradsync_rejoin(nullptr, nullptr, &error), GRADSYNC_INVALID_ARGUMENT);
+  EXPECT_EQ(gradsync_ddp_stand_aside(nullptr, GRADSYNC_ASIDE_FORBID, &error),
+            GRADSYNC_INVALID_ARGUMENT);
   EXPECT_EQ(gradsync_ddp_create(group->handle(), nullptr, 1, nullptr, &ddp, &error),
             GRADSYNC_INVALID_ARGUMENT);
   EXPECT_EQ(gradsync_ddp_begin(nullptr, &error), GRADSYNC_INVALID_ARGUMENT);
@@ -240,6 +247,21 @@ TEST_F(CApiTest, DdpAveragesGradientsBeforeAndAfterItsReplan) {
     EXPECT_FALSE(ddp->Bucket(99));
     EXPECT_FALSE(ddp->Slot(3));
   });
+}
+
+TEST_F(CApiTest, RanksMayStandAsideAndRejoinThroughTheWrapper) {
+  const gs::Session session = Open(0, 1);
+  const auto group = session.CreateGroup("g");
+  ASSERT_TRUE(group);
+  int32_t value = 7;
+  EXPECT_TRUE(group->Share(&value, 1).ok());
+  ASSERT_TRUE(group->StandAside(GRADSYNC_ASIDE_AVERAGE_OVER_PRESENT).ok());
+  EXPECT_FALSE(group->Barrier().ok());
+  const auto last = group->Rejoin();
+  ASSERT_TRUE(last);
+  EXPECT_EQ(*last, 0U);
+  EXPECT_TRUE(group->Barrier().ok());
+  EXPECT_FALSE(group->StandAside(static_cast<gradsync_aside_policy>(3)).ok());
 }
 
 TEST_F(CApiTest, DdpNamesTheParametersWithoutAGradient) {

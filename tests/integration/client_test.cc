@@ -667,6 +667,79 @@ TEST_F(ClientTest, AThreadThatCannotBeginItsCollectiveInTimeAbortsTheGroup) {
   });
 }
 
+TEST_F(ClientTest, ShareGivesEveryRankTheLastOnesValues) {
+  RunRanks(3, [](const Rank& rank) {
+    for (const uint64_t count : {uint64_t{3}, kLarge}) {
+      std::vector<float> data(count);
+      Fill(data.data(), count, rank.group->rank());
+      ASSERT_TRUE(rank.group->Share(data.data(), count, DType::kFloat32, kPatient).ok());
+      for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(data[i], Value(2, i));
+    }
+  });
+}
+
+// Rank r makes r rounds of what can be made without the others, twice over.
+TEST_F(ClientTest, TheOthersGoOnWithoutRanksThatStandAside) {
+  RunRanks(3, [](const Rank& rank) {
+    const uint32_t own = rank.group->rank();
+    for (const AsidePolicy policy :
+         {AsidePolicy::kAverageOverAll, AsidePolicy::kAverageOverPresent}) {
+      for (uint32_t round = 0; round < own; ++round) {
+        const uint32_t present = 2 - round;  // the ranks above `round`
+        std::vector<float> data(kLarge, 6);
+        ASSERT_TRUE(
+            rank.group->AllReduce(data.data(), kLarge, DType::kFloat32, ReduceOp::kAvg, kPatient)
+                .ok());
+        const bool over_all = policy == AsidePolicy::kAverageOverAll;
+        EXPECT_EQ(data.back(), over_all ? 2.0F * static_cast<float>(present) : 6.0F);
+        auto shared = static_cast<int32_t>(own);
+        ASSERT_TRUE(rank.group->Share(&shared, 1, DType::kInt32, kPatient).ok());
+        EXPECT_EQ(shared, 2);
+        ASSERT_TRUE(rank.group->Barrier(kPatient).ok());
+      }
+      ASSERT_TRUE(rank.group->StandAside(policy, kPatient).ok());
+      const Status refused = rank.group->Barrier(kPatient);
+      EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+      EXPECT_THAT(refused.message(), HasSubstr("stands aside"));
+      const Result<uint32_t> last = rank.group->Rejoin();
+      ASSERT_TRUE(last) << last.error().ToString();
+      EXPECT_EQ(*last, 2U);
+      float sum = 1;
+      ASSERT_TRUE(rank.AllReduce(&sum, 1).ok());
+      EXPECT_EQ(sum, 3);
+    }
+    EXPECT_EQ(rank.group->Rejoin().error().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(rank.group->StandAside(AsidePolicy{9}, kPatient).code(), Code::kInvalidArgument);
+  });
+}
+
+TEST_F(ClientTest, ARankMayForbidThatTheOthersGoOnWithoutIt) {
+  RunRanks(2, [](const Rank& rank) {
+    float sum = 1;
+    ASSERT_TRUE(rank.AllReduce(&sum, 1).ok());
+    Status status;
+    if (rank.group->rank() == 0) {
+      ASSERT_TRUE(rank.group->StandAside(AsidePolicy::kForbid, kPatient).ok());
+      status = rank.group->Rejoin().error();
+    } else {
+      status = rank.AllReduce(&sum, 1);
+    }
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("at least one rank that exhausted inputs"));
+    EXPECT_THAT(status.message(), HasSubstr("rank 0 ran out"));
+  });
+}
+
+TEST_F(ClientTest, WhoStandsAsideHearsOfARankThatLeavesOrDoesNothing) {
+  RunRanks(2, [](const Rank& rank) {
+    if (rank.group->rank() == 1) return;  // leaves, and the session with it
+    ASSERT_TRUE(rank.group->StandAside(AsidePolicy::kAverageOverAll, kShort).ok());
+    const Status status = rank.group->Rejoin().error();
+    EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr("waited for rank 1"));
+  });
+}
+
 TEST_F(ClientTest, AbortTellsEveryRankWhy) {
   RunRanks(2, [](const Rank& rank) {
     if (rank.group->rank() == 1) {

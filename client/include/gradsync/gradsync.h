@@ -185,6 +185,9 @@ GRADSYNC_API int gradsync_all_gather(gradsync_group* group, const void* input, v
 /* Returns once every rank has called it. */
 GRADSYNC_API int gradsync_barrier(gradsync_group* group, uint32_t timeout_ms,
                                   gradsync_error* error);
+/* data[count]: the last rank's, of those that do not stand aside, on every one of them. */
+GRADSYNC_API int gradsync_share(gradsync_group* group, void* data, uint64_t count,
+                                gradsync_dtype dtype, uint32_t timeout_ms, gradsync_error* error);
 /* data[count] of the root: combined over the ranks, in place. The others' stays as it is. */
 GRADSYNC_API int gradsync_reduce(gradsync_group* group, void* data, uint64_t count,
                                  gradsync_dtype dtype, gradsync_reduce_op op, uint32_t root,
@@ -210,6 +213,28 @@ GRADSYNC_API int gradsync_reduce_scatter(gradsync_group* group, const void* inpu
 GRADSYNC_API int gradsync_all_to_all(gradsync_group* group, const void* input, void* output,
                                      uint64_t count, gradsync_dtype dtype, uint32_t timeout_ms,
                                      gradsync_error* error);
+
+/* ---- Standing aside: ranks with less input than others --------------------------------------- */
+
+/* What becomes of the others' averages. */
+typedef enum gradsync_aside_policy {
+  GRADSYNC_ASIDE_AVERAGE_OVER_ALL = 0,     /* divided by the group's size: as if it gave zeros */
+  GRADSYNC_ASIDE_AVERAGE_OVER_PRESENT = 1, /* of the ranks that take part */
+  GRADSYNC_ASIDE_FORBID = 2 /* the group fails, on every rank, with the first operation that lacks
+                               it: "Detected at least one rank that exhausted inputs." */
+} gradsync_aside_policy;
+
+/* This rank submits nothing more to the group, and the others go on without it: sums and averages
+ * (all_reduce, buckets), gradsync_share and barriers. Anything else that they submit fails the
+ * group. Until gradsync_rejoin every call on the group is refused. With the same policy on every
+ * rank. `timeout_ms`: how long nothing may come from the others. Does not wait. */
+GRADSYNC_API int gradsync_stand_aside(gradsync_group* group, gradsync_aside_policy policy,
+                                      uint32_t timeout_ms, gradsync_error* error);
+
+/* Waits until every rank stands aside, as long as the others get on; then all take part again.
+ * `last`, which may be NULL, is set to the rank (index in the group) that took part longest, of
+ * several to the last, the same on every rank. */
+GRADSYNC_API int gradsync_rejoin(gradsync_group* group, uint32_t* last, gradsync_error* error);
 
 /* ---- Messages: from one rank of a group to another ------------------------------------------- */
 
@@ -374,6 +399,12 @@ GRADSYNC_API int gradsync_ddp_replan(gradsync_ddp* ddp, int* replanned, gradsync
  * group: a rank may do it alone, at any time before the first parameter of an iteration is ready.
  */
 GRADSYNC_API int gradsync_ddp_renew(gradsync_ddp* ddp, gradsync_error* error);
+
+/* Ends this rank's part in its group for now, as gradsync_stand_aside does, between iterations: the
+ * others' buckets are averaged without it, and no plan is made anew. Go on with gradsync_rejoin of
+ * the group. Not while buckets are reduced elsewhere, nor with GRADSYNC_UNUSED_STATIC. */
+GRADSYNC_API int gradsync_ddp_stand_aside(gradsync_ddp* ddp, gradsync_aside_policy policy,
+                                          gradsync_error* error);
 
 /* The parameters of the current iteration that have not become ready: writes up to `capacity`
  * indices and returns how many there are in all. */

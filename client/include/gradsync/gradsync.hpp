@@ -164,6 +164,27 @@ class Group {
     return AllReduce(data, count, DTypeOf<T>::value, op, timeout);
   }
 
+  // data[count]: the last rank's, of those that do not stand aside, on every one of them.
+  template <typename T>
+  Status Share(T* data, uint64_t count, Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_share, handle_.get(), data, count, DTypeOf<T>::value,
+                                internal::Milliseconds(timeout));
+  }
+
+  // The others go on without this rank, until it has waited in Rejoin for all to do the same.
+  // Rejoin returns the rank (index in the group) that took part longest.
+  Status StandAside(gradsync_aside_policy policy, Timeout timeout = {}) const {
+    return internal::CallStatus(gradsync_stand_aside, handle_.get(), policy,
+                                internal::Milliseconds(timeout));
+  }
+  Result<uint32_t> Rejoin() const {
+    uint32_t last = 0;
+    if (auto error = internal::Call(gradsync_rejoin, handle_.get(), &last)) {
+      return *std::move(error);
+    }
+    return last;
+  }
+
   // data[count]: the root's (an index in the group), on every rank.
   Status Broadcast(void* data, uint64_t count, gradsync_dtype dtype, uint32_t root,
                    Timeout timeout = {}) const {
@@ -433,6 +454,11 @@ class Ddp {
       return *std::move(error);
     }
     return replanned != 0;
+  }
+
+  // As Group::StandAside, between iterations; go on with Rejoin of the group.
+  Status StandAside(gradsync_aside_policy policy) const {
+    return internal::CallStatus(gradsync_ddp_stand_aside, handle_.get(), policy);
   }
 
   // Other memory for the slots, zeroed.

@@ -89,6 +89,46 @@ def test_join_with_buffers(ranks: Ranks, meeting: Callable[[], str]) -> None:
     ranks.run(compare, meeting(), batch_norm, {}, True, False, size=2)
 
 
+def use_no_collective(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size), pytest.MonkeyPatch.context() as patch:
+        model = DistributedDataParallel(batch_norm())
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a collective in a join")
+
+        for name in ("all_reduce", "broadcast", "all_gather", "_broadcast_coalesced"):
+            patch.setattr(dist, name, refuse)
+        with model.join():
+            for _ in range(2 + rank):
+                model(torch.ones(4, 6)).sum().backward()
+
+
+def test_join_adds_no_collective(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(use_no_collective, meeting(), size=2)
+
+
+def run_out_in_the_first_iteration(rank: int, size: int, store: str) -> None:
+    """Buckets are planned anew in the second iteration, which rank 0 does not have."""
+    with process_group("gradsync", store, rank, size):
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=3e-4)
+        with model.join():
+            for _ in range(1 + 3 * rank):
+                model.zero_grad()
+                model(torch.ones(1, 6)).sum().backward()
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((1, 6), float(rank))).sum().backward()
+        gradients: list[Any] = [None] * size
+        dist.all_gather_object(gradients, [p.grad for p in model.parameters()])
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_a_rank_may_run_out_before_buckets_are_planned_anew(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(run_out_in_the_first_iteration, meeting(), size=2)
+
+
 def start_late(rank: int, size: int, store: str) -> None:
     """A rank without any input, and a second round after the first."""
     with process_group("gradsync", store, rank, size):

@@ -66,6 +66,8 @@ void AllToAllRange(const Task& task, uint64_t begin, uint64_t end) {
 
 void CopyRange(const Task& task, uint64_t begin, uint64_t end) {
   switch (task.kind) {
+    case OpKind::kShare:
+      return CopyToAll(task.inputs.back(), task, 0, begin, end);
     case OpKind::kBroadcast:
       return BroadcastRange(task, begin, end);
     case OpKind::kAllGather:

@@ -36,6 +36,7 @@ uint64_t BytesMoved(const Task& task) {
     case OpKind::kBucketReduce:
       return 2 * ranks * bytes;
     case OpKind::kBroadcast:
+    case OpKind::kShare:
       return (1 + ranks) * bytes;
     case OpKind::kAllGather:
       return ranks * (1 + ranks) * bytes;

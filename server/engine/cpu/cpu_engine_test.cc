@@ -222,6 +222,17 @@ TEST(CpuEngineTest, GatherScatterReduceScatterAndAllToAllMoveBlocks) {
   }
 }
 
+TEST(CpuEngineTest, ShareCopiesTheLastRanksBlockAlsoInPlace) {
+  const auto engine = MakeEngine();
+  for (const uint64_t count : {kSmall, kLarge}) {
+    for (const bool in_place : {false, true}) {
+      const Job job(OpKind::kShare, DType::kInt32, ReduceOp::kSum, 3, count, in_place, 5);
+      job.Run(*engine);
+      job.ExpectEveryOutput(job.before.back());
+    }
+  }
+}
+
 TEST(CpuEngineTest, BarrierAndEmptyTasksAreDoneAtOnce) {
   const auto engine = MakeEngine();
   EXPECT_TRUE(Job(OpKind::kBarrier, DType::kFloat32, ReduceOp::kSum, 3, 0, false).Run(*engine));

@@ -214,9 +214,9 @@ void BM_CombineTile(benchmark::State& state, DType dtype, ReduceOp op) {
   std::vector<const std::byte*> inputs;
   for (size_t rank = 0; rank < ranks; ++rank) inputs.push_back(buffers.at(rank));
   alignas(64) std::byte result[kTileBytes];
-  const CombineKernel combine = FindCombineKernel(dtype, op, ranks);
+  const CombineKernel combine = FindCombineKernel(dtype, op, ranks, ranks);
   for (auto _ : state) {
-    combine(inputs.data(), ranks, 0, kTileBytes, result);
+    combine(inputs.data(), ranks, ranks, 0, kTileBytes, result);
     benchmark::DoNotOptimize(result[0]);
   }
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * ranks * kTileBytes));

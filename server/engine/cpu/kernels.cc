@@ -150,7 +150,7 @@ struct Float16 {
 // ---- Operations: First takes rank 0's vector, Next each further rank's, Last makes the result.
 
 struct Fold {
-  explicit Fold(size_t /*ranks*/) {}
+  explicit Fold(size_t /*divisor*/) {}
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE V First(D, V x) const {
     return x;
@@ -177,10 +177,9 @@ struct Product : Fold {
   }
 };
 
-// For a number of ranks that is a power of two the reciprocal is exact, and multiplying is
-// dividing.
+// Of a power of two the reciprocal is exact, and multiplying is dividing.
 struct SumThenScale : Sum {
-  explicit SumThenScale(size_t ranks) : Sum(ranks), scale(1.0F / static_cast<float>(ranks)) {}
+  explicit SumThenScale(size_t divisor) : Sum(divisor), scale(1.0F / static_cast<float>(divisor)) {}
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE V Last(D d, V sum) const {
     return hn::Mul(sum, hn::Set(d, scale));
@@ -189,7 +188,7 @@ struct SumThenScale : Sum {
 };
 
 struct SumThenDivide : Sum {
-  explicit SumThenDivide(size_t ranks) : Sum(ranks), divisor(static_cast<float>(ranks)) {}
+  explicit SumThenDivide(size_t by) : Sum(by), divisor(static_cast<float>(by)) {}
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE V Last(D d, V sum) const {
     return hn::Div(sum, hn::Set(d, divisor));
@@ -199,8 +198,8 @@ struct SumThenDivide : Sum {
 
 template <typename T>
 struct ScaleThenSum : Sum {
-  explicit ScaleThenSum(size_t ranks)
-      : Sum(ranks), scale(static_cast<T>(1) / static_cast<T>(ranks)) {}
+  explicit ScaleThenSum(size_t divisor)
+      : Sum(divisor), scale(static_cast<T>(1) / static_cast<T>(divisor)) {}
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE V First(D d, V x) const {
     return hn::Mul(x, hn::Set(d, scale));
@@ -310,10 +309,10 @@ HWY_INLINE size_t CombineVectors(D d, const Op& op, const std::byte* const* inpu
 
 // The tail goes through the same operations, one lane at a time: the same bits.
 template <class Element, class Op, size_t kRanks>
-void Combine(const std::byte* const* inputs, size_t ranks, size_t offset, size_t bytes,
-             std::byte* result) {
+void Combine(const std::byte* const* inputs, size_t ranks, size_t divisor, size_t offset,
+             size_t bytes, std::byte* result) {
   using Lane = typename Element::Lane;
-  const Op op(ranks);
+  const Op op(divisor);
   const hn::ScalableTag<Lane> all;
   const hn::CappedTag<Lane, 1> one;
   const size_t at =
@@ -324,8 +323,8 @@ void Combine(const std::byte* const* inputs, size_t ranks, size_t offset, size_t
 // Products of integers modulo 2^n. Too rare to be worth more than a plain loop: instruction sets
 // multiply few widths of integers.
 template <typename T>
-void CombineIntegerProduct(const std::byte* const* inputs, size_t ranks, size_t offset,
-                           size_t bytes, std::byte* result) {
+void CombineIntegerProduct(const std::byte* const* inputs, size_t ranks, size_t /*divisor*/,
+                           size_t offset, size_t bytes, std::byte* result) {
   for (size_t i = 0; i < bytes / sizeof(T); ++i) {
     uint64_t product = As<T>(inputs[0] + offset)[i];
     for (size_t rank = 1; rank < ranks; ++rank) product *= As<T>(inputs[rank] + offset)[i];
@@ -358,8 +357,8 @@ HWY_INLINE size_t ComplexProductVectors(D d, const std::byte* const* inputs, siz
 }
 
 template <typename T>
-void CombineComplexProduct(const std::byte* const* inputs, size_t ranks, size_t offset,
-                           size_t bytes, std::byte* result) {
+void CombineComplexProduct(const std::byte* const* inputs, size_t ranks, size_t /*divisor*/,
+                           size_t offset, size_t bytes, std::byte* result) {
   const hn::ScalableTag<T> all;
   const hn::CappedTag<T, 1> one;
   const size_t at = ComplexProductVectors<T>(all, inputs, ranks, offset, 0, bytes, result);
@@ -410,13 +409,13 @@ CombineKernel ForRanks(size_t ranks) {
 
 // Elements that are computed as float32.
 template <class Element>
-CombineKernel ForFloat32(ReduceOp op, size_t ranks) {
+CombineKernel ForFloat32(ReduceOp op, size_t ranks, size_t divisor) {
   switch (op) {
     case ReduceOp::kSum:
       return ForRanks<Element, Sum>(ranks);
     case ReduceOp::kAvg:
-      return std::has_single_bit(ranks) ? ForRanks<Element, SumThenScale>(ranks)
-                                        : &Combine<Element, SumThenDivide, 0>;
+      return std::has_single_bit(divisor) ? ForRanks<Element, SumThenScale>(ranks)
+                                          : &Combine<Element, SumThenDivide, 0>;
     case ReduceOp::kMin:
       return &Combine<Element, FloatMin, 0>;
     case ReduceOp::kMax:
@@ -517,16 +516,16 @@ CombineKernel ForBool(ReduceOp op) {
   return nullptr;
 }
 
-CombineKernel FindCombine(DType dtype, ReduceOp op, size_t ranks) {
+CombineKernel FindCombine(DType dtype, ReduceOp op, size_t ranks, size_t divisor) {
   switch (dtype) {
     case DType::kFloat32:
-      return ForFloat32<Plain<float>>(op, ranks);
+      return ForFloat32<Plain<float>>(op, ranks, divisor);
     case DType::kFloat64:
       return ForFloat64(op, ranks);
     case DType::kFloat16:
-      return ForFloat32<Float16>(op, ranks);
+      return ForFloat32<Float16>(op, ranks, divisor);
     case DType::kBFloat16:
-      return ForFloat32<BFloat16>(op, ranks);
+      return ForFloat32<BFloat16>(op, ranks, divisor);
     case DType::kInt8:
       return ForInteger<int8_t>(op);
     case DType::kUInt8:
@@ -560,8 +559,8 @@ HWY_EXPORT(FindCombine);
 HWY_EXPORT(FindSpread);
 }  // namespace
 
-CombineKernel FindCombineKernel(DType dtype, ReduceOp op, size_t ranks) {
-  return HWY_DYNAMIC_DISPATCH(FindCombine)(dtype, op, ranks);
+CombineKernel FindCombineKernel(DType dtype, ReduceOp op, size_t ranks, size_t divisor) {
+  return HWY_DYNAMIC_DISPATCH(FindCombine)(dtype, op, ranks, divisor);
 }
 
 SpreadKernel FindSpreadKernel() { return HWY_DYNAMIC_DISPATCH(FindSpread)(); }

@@ -14,20 +14,21 @@
 namespace gradsync {
 
 // Combines `bytes` bytes (whole elements) that start `offset` bytes into each of the `ranks`
-// inputs, and writes the result to `result`, which overlaps none of them.
+// inputs, and writes the result to `result`, which overlaps none of them. An average is divided by
+// `divisor`.
 //
 //   sum, product  integers wrap; float16 and bfloat16 are computed in float32 and rounded once, to
 //                 nearest even.
 //   avg           float32, float16, bfloat16: the sum in float32, divided once, rounded once.
-//                 float64, complex: the sum of x * (1 / ranks), so that no sum overflows.
+//                 float64, complex: the sum of x * (1 / divisor), so that no sum overflows.
 //   min, max      NaN if any rank has one.
 //   bool          sum and max are "or", product and min are "and"; any byte but 0 is true.
 //   bit_and, bit_or, bit_xor  of integers bit by bit; of bool "and", "or", and bit by bit.
-using CombineKernel = void (*)(const std::byte* const* inputs, size_t ranks, size_t offset,
-                               size_t bytes, std::byte* result);
+using CombineKernel = void (*)(const std::byte* const* inputs, size_t ranks, size_t divisor,
+                               size_t offset, size_t bytes, std::byte* result);
 
 // The kernel for the machine at hand. `dtype` and `op` must satisfy IsSupported.
-CombineKernel FindCombineKernel(DType dtype, ReduceOp op, size_t ranks);
+CombineKernel FindCombineKernel(DType dtype, ReduceOp op, size_t ranks, size_t divisor);
 
 // Stores `bytes` bytes from `result` at `offset` bytes into each output. Meanwhile has the same
 // number of bytes from `ahead` bytes into each input brought to the cache: what is combined next.

@@ -40,8 +40,10 @@ std::string NameOf(const testing::TestParamInfo<int64_t>& info) {
 INSTANTIATE_TEST_SUITE_P(Targets, KernelsTest,
                          testing::ValuesIn(hwy::SupportedAndGeneratedTargets()), NameOf);
 
-// Combines `inputs` where they start `shift` elements off a cache line, and the result too.
-Bytes CombineAt(size_t shift, DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) {
+// Combines `inputs` where they start `shift` elements off a cache line, and the result too. `more`:
+// that many inputs are missing, which an average counts all the same.
+Bytes CombineAt(size_t shift, DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
+                size_t more = 0) {
   const size_t offset = shift * DTypeSize(dtype);
   std::vector<Bytes> moved;
   std::vector<const std::byte*> pointers;
@@ -52,12 +54,21 @@ Bytes CombineAt(size_t shift, DType dtype, ReduceOp op, const std::vector<Bytes>
   for (const Bytes& copy : moved) pointers.push_back(copy.data());
   Bytes result(offset + inputs[0].size() + 1);
   result.back() = std::byte{0x5a};
-  FindCombineKernel(dtype, op, inputs.size())(pointers.data(), inputs.size(), offset,
-                                              inputs[0].size(), result.data() + offset);
+  const size_t divisor = inputs.size() + more;
+  FindCombineKernel(dtype, op, inputs.size(), divisor)(
+      pointers.data(), inputs.size(), divisor, offset, inputs[0].size(), result.data() + offset);
   EXPECT_EQ(result.back(), std::byte{0x5a}) << "wrote behind the result";
   result.pop_back();
   result.erase(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(offset));
   return result;
+}
+
+Bytes NegativeZeros(DType dtype, size_t count) {
+  Bytes zeros(count * DTypeSize(dtype));
+  const bool is_complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  const size_t width = DTypeSize(dtype) / (is_complex ? 2 : 1);
+  for (size_t sign = width - 1; sign < zeros.size(); sign += width) zeros[sign] = std::byte{0x80};
+  return zeros;
 }
 
 TEST_P(KernelsTest, EveryTypeAndOperationGivesTheReferencesBits) {
@@ -84,13 +95,34 @@ TEST_P(KernelsTest, EveryTypeAndOperationGivesTheReferencesBits) {
   }
 }
 
+// What is missing counts as the one number that changes no sum, -0.0.
+TEST_P(KernelsTest, AnAverageMayBeDividedByMoreThanItsInputs) {
+  uint64_t seed = 1000;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
+                            DType::kComplex64, DType::kComplex128}) {
+    for (size_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
+      for (const size_t more : {1, 2, 5}) {
+        std::vector<Bytes> inputs;
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          inputs.push_back(RandomElements(dtype, 67, ++seed));
+        }
+        const Bytes actual = CombineAt(seed % 5, dtype, ReduceOp::kAvg, inputs, more);
+        inputs.resize(ranks + more, NegativeZeros(dtype, 67));
+        ASSERT_EQ(Difference(dtype, actual.data(), ReferenceReduce(dtype, ReduceOp::kAvg, inputs)),
+                  "")
+            << DTypeName(dtype) << ", " << ranks << " ranks of " << ranks + more;
+      }
+    }
+  }
+}
+
 // float32 inputs rounded to a 16-bit type: 1 x that value + -0.0, so that only the rounding counts.
 uint16_t RoundedSum(DType dtype, uint16_t a, uint16_t b) {
   const std::byte* inputs[] = {static_cast<const std::byte*>(static_cast<const void*>(&a)),
                                static_cast<const std::byte*>(static_cast<const void*>(&b))};
   uint16_t sum = 0;
-  FindCombineKernel(dtype, ReduceOp::kSum, 2)(inputs, 2, 0, 2,
-                                              static_cast<std::byte*>(static_cast<void*>(&sum)));
+  FindCombineKernel(dtype, ReduceOp::kSum, 2, 2)(inputs, 2, 2, 0, 2,
+                                                 static_cast<std::byte*>(static_cast<void*>(&sum)));
   return sum;
 }
 

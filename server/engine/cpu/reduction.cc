@@ -70,6 +70,8 @@ class ObservedJournal {
 
 uint64_t InputBytes(const Task& task) { return task.count * DTypeSize(task.dtype); }
 
+size_t DivisorOf(const Task& task) { return task.divisor > 0 ? task.divisor : task.inputs.size(); }
+
 bool IsInPlace(const Task& task) {
   for (size_t rank = 0; rank < task.inputs.size(); ++rank) {
     if (task.outputs[rank] == task.inputs[rank]) return true;
@@ -84,6 +86,7 @@ std::vector<Task> PartsOfReduceScatter(const Task& task) {
     part.kind = OpKind::kReduce;
     part.dtype = task.dtype;
     part.reduce_op = task.reduce_op;
+    part.divisor = task.divisor;
     part.root = static_cast<uint32_t>(rank);
     part.count = task.count;
     for (const std::byte* input : task.inputs) {
@@ -105,7 +108,7 @@ Reduction::Reduction(const Task& task, uint64_t tiles_per_batch)
       tiles_per_batch_(tiles_per_batch),
       bytes_(InputBytes(task)),
       tiles_(DivideUp(bytes_, kTileBytes)),
-      combine_(FindCombineKernel(task.dtype, task.reduce_op, task.inputs.size())),
+      combine_(FindCombineKernel(task.dtype, task.reduce_op, task.inputs.size(), DivisorOf(task))),
       spread_(FindSpreadKernel()) {}
 
 uint64_t Reduction::TilesIn(uint64_t batch) const {
@@ -131,7 +134,8 @@ void Reduction::RunTiles(uint64_t batch, uint64_t first, Progress& progress) con
   for (uint64_t tile = first; tile < count; ++tile) {
     const uint64_t offset = (batch * tiles_per_batch_ + tile) * kTileBytes;
     const uint64_t bytes = std::min<uint64_t>(kTileBytes, bytes_ - offset);
-    combine_(task_.inputs.data(), task_.inputs.size(), offset, bytes, progress.result());
+    combine_(task_.inputs.data(), task_.inputs.size(), DivisorOf(task_), offset, bytes,
+             progress.result());
     progress.Combined();
     progress.Valid(tile);
     StoreTile(batch, tile, progress);

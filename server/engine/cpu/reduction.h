@@ -15,6 +15,9 @@ namespace gradsync {
 // Bytes of one block: of one rank's input, where that is not one for each rank.
 uint64_t InputBytes(const Task& task);
 
+// By what an average is divided.
+size_t DivisorOf(const Task& task);
+
 // Whether an output of `task` is its input: then only a journal makes it safe against a death.
 bool IsInPlace(const Task& task);
 

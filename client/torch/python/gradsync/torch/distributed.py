@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parallel.distributed import _find_tensors
 
 from gradsync.errors import MismatchError
 from gradsync.torch import _C, _mixed_precision
+from gradsync.torch._join import DaemonJoin
 from gradsync.torch._logger import Logger
 from gradsync.torch._optimizer_in_backward import step_hook
 from gradsync.torch._session import current_job, timeout_of
@@ -84,7 +86,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     Communication hooks are torch's own: buckets are given to the hook instead of to the daemon, and
     it is the hook that divides. Sparse gradients, of an ``Embedding`` made with ``sparse=True``,
-    are averaged row by row. ``join`` works as torch's does. With ``create_graph=True`` values are
+    are averaged row by row. With ``create_graph=True`` values are
     averaged, but what is differentiated a second time is this rank's own, as with torch.
 
     Not implemented yet, so they raise ``NotImplementedError``: modules on a GPU.
@@ -195,6 +197,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._gradsync_names = names
         self._gradsync_sparse = expect_sparse_gradient
         self._gradsync_has_hook = False
+        self._gradsync_joining = False
         self._passing_sync_batchnorm_handle(self.module)
 
     def _connect(self) -> None:
@@ -269,7 +272,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             for name, buffer in self.named_module_buffers.items():
                 yield f'buffer "{name}" ({_describe(buffer)})'
 
-    def _broadcast_module(self, with_buffers: bool) -> None:
+    def _broadcast_module(self, with_buffers: bool, root: int = 0) -> None:
         states = [
             parameter.detach()
             for name, parameter in self.module.named_parameters()
@@ -277,7 +280,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         ]
         if with_buffers:
             states += [buffer.detach() for buffer in self.named_module_buffers.values()]
-        self._gradsync_broadcaster.broadcast(states, self.broadcast_bucket_size, 0)
+        self._gradsync_broadcaster.broadcast(states, self.broadcast_bucket_size, root)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = super().__getstate__()
@@ -307,7 +310,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: list[Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        self._gradsync_broadcaster.broadcast(tensors, buffer_size, authoritative_rank)
+        # In a join rank 0 may have run out of input. As with torch, the last that has not leads.
+        root = None if self._gradsync_joining else authoritative_rank
+        self._gradsync_broadcaster.broadcast(tensors, buffer_size, root)
 
     def _connected(self) -> _Reducer:
         assert isinstance(self.reducer, _Reducer)
@@ -394,6 +399,78 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.set(setting)
 
     # ---- Join -----------------------------------------------------------------------------------
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[Any]:
+        """For ranks with different numbers of inputs: a rank that leaves the context has run out,
+        says so to the daemon, and waits for the others, whose gradients are averaged without it
+        and without any message between the ranks beyond the gradients. At the end every rank gets
+        the parameters and buffers of the one that went on longest (of several, the last).
+
+        As with torch, buffers are those of the last rank that still has input. A rank waits as long
+        as the others get on; if nothing comes from them for the process group's timeout, all raise.
+
+        With a communication hook, sparse gradients, ``static_graph``, delayed or in-backward
+        averaging, and in torch's own ``Join([...])`` of several joinables, torch's way is taken,
+        with two small collectives in every forward.
+
+        Args:
+            divide_by_initial_world_size: averages are divided by the number of all ranks, else by
+                that of the ranks that still have input.
+            enable: ``False``: the context does nothing.
+            throw_on_early_termination: when a rank runs out and another does not, all raise
+                "Detected at least one rank that exhausted inputs. Throwing across all ranks.";
+                after it the wrapped module cannot be used any more.
+        """
+        if not enable or not self._daemon_can_stand_in():
+            context: AbstractContextManager[Any] = super().join(
+                divide_by_initial_world_size, enable, throw_on_early_termination
+            )
+            return context
+        if isinstance(self.reducer, _Unconnected):
+            self._connect()
+        self.logger._set_uneven_input_join()
+        if throw_on_early_termination:
+            policy = _C.AsidePolicy.FORBID
+        elif divide_by_initial_world_size:
+            policy = _C.AsidePolicy.AVERAGE_OVER_ALL
+        else:
+            policy = _C.AsidePolicy.AVERAGE_OVER_PRESENT
+        return DaemonJoin(self, policy)
+
+    def _daemon_can_stand_in(self) -> bool:
+        """Whether what the ranks do together in an iteration is known to the daemon."""
+        return not (
+            self._gradsync_has_hook
+            or any(self._gradsync_sparse)
+            or self.static_graph
+            or self._delay_all_reduce_params
+            or hasattr(self, "buffer_hook")
+        )
+
+    def _wait_for_longer_ranks(self, policy: _C.AsidePolicy) -> None:
+        reducer = self._connected()
+        broadcaster = self._gradsync_broadcaster
+        # Where buffers are broadcast, that comes first in every iteration.
+        meeting: list[_C.Broadcaster | _C.Reducer] = [reducer]
+        if self.forward_sync_buffers and self.modules_buffers:
+            meeting.insert(0, broadcaster)
+        for place in meeting:
+            place.stand_aside(policy)
+        last = 0
+        try:
+            for place in meeting:
+                last = place.rejoin()
+        except RuntimeError as error:
+            if policy is _C.AsidePolicy.FORBID and "exhausted inputs" in str(error):
+                rank = dist.get_rank(self.process_group)
+                raise RuntimeError(f"Rank {rank} exhausted all inputs.") from error
+            raise
+        self._broadcast_module(with_buffers=True, root=last)
 
     def join_hook(self, **kwargs: Any) -> Any:
         if isinstance(self.reducer, _Unconnected):
