@@ -34,7 +34,7 @@ void BM_Ring(benchmark::State& state) {
   RingReader reader(layout.get());
   const int64_t entries = state.range(0);
   Submission entry{};
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     for (int64_t i = 0; i < entries; ++i) benchmark::DoNotOptimize(writer.TryPush(entry));
     for (int64_t i = 0; i < entries; ++i) benchmark::DoNotOptimize(reader.TryPop(&entry));
   }
@@ -106,7 +106,7 @@ class WakeUp {
 
 void BM_WakeUp(benchmark::State& state) {
   WakeUp pair(std::chrono::microseconds(state.range(0)));
-  for (auto _ : state) pair.Operate();
+  for ([[maybe_unused]] auto _ : state) pair.Operate();
 }
 BENCHMARK(BM_WakeUp)->Arg(0)->Arg(40)->UseRealTime();
 

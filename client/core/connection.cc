@@ -112,7 +112,7 @@ Status Connection::SendRequest(std::span<const std::byte> bytes, std::span<const
     const std::lock_guard lock(mutex_);
     if (!lost_.ok()) return lost_;
   }
-  const Status sent = SendFrame(guard_.socket(), bytes, fds, deadline);
+  Status sent = SendFrame(guard_.socket(), bytes, fds, deadline);
   if (sent.ok()) return sent;
   std::unique_lock lock(mutex_);
   while (lost_.ok()) {
@@ -206,8 +206,8 @@ std::optional<Frame> Connection::TakeReply(uint32_t request_id) {
 // With mutex_ held.
 void Connection::Dispatch(Result<Frame> frame) {
   if (!frame) {
-    if (frame.error().code() == Code::kDeadlineExceeded)
-      return;  // the waiters look at their clocks
+    // The waiters look at their clocks.
+    if (frame.error().code() == Code::kDeadlineExceeded) return;
     Lose(frame.error().code() == Code::kDaemonLost ? HungUpStatus() : frame.error());
     return;
   }

@@ -297,7 +297,7 @@ Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
   if (collective.count == 0) return PerformEmpty(collective, deadline);
   Run run(this, collective, deadline);
   // The others count on an operation that this rank cannot take part in.
-  if (const Status prepared = run.Prepare(); !prepared.ok()) {
+  if (Status prepared = run.Prepare(); !prepared.ok()) {
     Abort(prepared);
     return prepared;
   }
@@ -574,8 +574,8 @@ Status DaemonGroup::Wait(uint64_t sequence, Timeout timeout) {
 
 Status DaemonGroup::WaitUntil(uint64_t sequence, Deadline deadline) {
   Connection* connection = &session_->connection();
-  const Status status = completion_.Wait(sequence, deadline, connection->spin(),
-                                         [connection] { return connection->CheckAlive(); });
+  Status status = completion_.Wait(sequence, deadline, connection->spin(),
+                                   [connection] { return connection->CheckAlive(); });
   // The daemon's own deadline comes first, and is a failure of the group.
   if (status.code() == Code::kDeadlineExceeded && completion_.Failure().ok()) {
     return connection->GiveUpSilentDaemon();

@@ -63,9 +63,10 @@ Room RoomIn(const std::string& directory, const CgroupNames& names) {
 // The tightest of the cgroup `path` and those above it. A container may see its own cgroup as the
 // root of the mount and yet read the host's path: what does not exist there does not limit.
 Room TightestRoom(const std::string& mount, std::string path, const CgroupNames& names) {
+  const std::string top = mount + names.mount;
   Room tightest;
   for (;;) {
-    Room room = RoomIn(mount + names.mount + path, names);
+    const Room room = RoomIn(std::string(top).append(path), names);
     if (room.bytes < tightest.bytes) tightest = room;
     if (path.empty()) return tightest;
     path.erase(path.rfind('/'));

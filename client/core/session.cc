@@ -48,7 +48,7 @@ class Session::SegmentBuffer : public SharedBuffer {
   SegmentBuffer(const SegmentBuffer&) = delete;
   SegmentBuffer& operator=(const SegmentBuffer&) = delete;
   ~SegmentBuffer() override {
-    if (const auto session = session_.lock()) session->Forget(data(), segment_);
+    if (const auto session = session_.lock()) session->Forget(mapping_.data(), segment_);
   }
 
   std::byte* data() const override { return mapping_.data(); }

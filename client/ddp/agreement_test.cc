@@ -13,7 +13,6 @@ namespace gradsync {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::StartsWith;
 
 using Model = std::vector<ParameterSpec>;

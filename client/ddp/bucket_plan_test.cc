@@ -15,6 +15,7 @@ using ::testing::ElementsAre;
 // float32 vectors of the given sizes in bytes.
 std::vector<ParameterSpec> Vectors(const std::vector<int64_t>& sizes) {
   std::vector<ParameterSpec> parameters;
+  parameters.reserve(sizes.size());
   for (const int64_t size : sizes) {
     parameters.push_back({.name = "p" + std::to_string(parameters.size()), .shape = {size / 4}});
   }

@@ -21,7 +21,6 @@ using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
@@ -203,7 +202,7 @@ TEST(DdpTest, DefaultBucketsAreOneMiBAndThenTwentyFive) {
   FakeNetwork network(1);
   network.Run([](const std::shared_ptr<Group>& group) {
     std::vector<ParameterSpec> specs;
-    for (int i = 0; i < 60; ++i) specs.push_back({.name = "p", .shape = {1 << 18}});  // 1 MiB
+    specs.assign(60, {.name = "p", .shape = {1 << 18}});  // 1 MiB
     const auto ddp = *Ddp::Create(group, specs, {});
     ASSERT_EQ(ddp->bucket_count(), 4U);
     EXPECT_THAT(ddp->GetBucket(0)->parameters, ElementsAre(59));
@@ -630,6 +629,7 @@ TEST(DdpTest, ManyUnusedParametersMakeASentenceThatFitsAFailedGroupsText) {
   FakeNetwork network(2);
   network.Run([](const std::shared_ptr<Group>& group) {
     std::vector<ParameterSpec> specs;
+    specs.reserve(5000);
     for (int i = 0; i < 5000; ++i) {
       specs.push_back({.name = std::string(300, 'n') + std::to_string(i), .shape = {1}});
     }

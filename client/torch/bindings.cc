@@ -78,6 +78,7 @@ void BindBroadcaster(py::module_& module) {
               const py::gil_scoped_release released;
               gathered = self.AllGather(text);
             }
+            texts.reserve(gathered.size());
             for (const std::string& one : gathered) texts.emplace_back(one);
             return texts;
           },

@@ -17,7 +17,7 @@ uint64_t CountOf(const at::Tensor& tensor) { return static_cast<uint64_t>(tensor
 
 // All in one piece, one after the other.
 at::Tensor Flatten(const Tensors& tensors) {
-  const at::Tensor flat =
+  at::Tensor flat =
       at::empty({static_cast<int64_t>(tensors.size()), tensors[0].numel()}, tensors[0].options());
   for (size_t i = 0; i < tensors.size(); ++i) {
     flat[static_cast<int64_t>(i)].view(tensors[i].sizes()).copy_(tensors[i]);
@@ -47,7 +47,7 @@ void AllGatherRow(const Group& group, const at::Tensor& rows, const at::Tensor& 
   group.AllGather(own.data_ptr(), rows.data_ptr(), CountOf(own), GRADSYNC_INT64, timeout);
 }
 
-at::Tensor Int64(std::vector<int64_t> values) { return at::tensor(values, at::kLong); }
+at::Tensor Int64(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
 
 // Row r: the bytes that rank r sends to each rank, then those that it expects of each.
 at::Tensor AgreeOnBlocks(const Group& group, const Tensors& outputs, const Tensors& inputs,
@@ -56,9 +56,9 @@ at::Tensor AgreeOnBlocks(const Group& group, const Tensors& outputs, const Tenso
   for (const Tensors* side : {&inputs, &outputs}) {
     for (const at::Tensor& block : *side) own.push_back(static_cast<int64_t>(block.nbytes()));
   }
-  const at::Tensor rows =
+  at::Tensor rows =
       at::empty({static_cast<int64_t>(group.size()), static_cast<int64_t>(own.size())}, at::kLong);
-  AllGatherRow(group, rows, Int64(std::move(own)), timeout);
+  AllGatherRow(group, rows, Int64(own), timeout);
   return rows;
 }
 

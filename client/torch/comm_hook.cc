@@ -23,7 +23,7 @@ class HalfPrecisionHook : public c10d::CommHookInterface {
 
   c10::intrusive_ptr<Future> runHook(c10d::GradBucket& bucket) override {
     const at::NoGradGuard no_grad;
-    const at::Tensor buffer = bucket.getBuffer();
+    const at::Tensor& buffer = bucket.getBuffer();
     // Divided before it is added up, so that the sum stays in range.
     std::vector<at::Tensor> halves = {buffer.to(at::kHalf).div_(group_->getSize())};
     return group_->allreduce(halves)->getFuture()->then(
@@ -95,7 +95,7 @@ at::Tensor HookedBuckets::Take(size_t bucket, const at::Tensor& buffer, Timeout 
   Future& future = *futures_[bucket];
   WaitFor(future, bucket, timeout);
   if (future.hasError()) std::rethrow_exception(future.exception_ptr());
-  const at::Tensor result = hook_->parseHookResult(future.value());
+  at::Tensor result = hook_->parseHookResult(future.value());
   TORCH_CHECK(result.defined(), "gradsync: the communication hook's future for bucket ", bucket,
               " holds no tensor");
   TORCH_CHECK(result.layout() == buffer.layout() && result.sizes() == buffer.sizes(),
