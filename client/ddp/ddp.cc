@@ -1,7 +1,6 @@
 #include "client/ddp/ddp.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -67,7 +66,7 @@ Result<std::unique_ptr<Ddp>> Ddp::Create(std::shared_ptr<Group> group,
   std::unique_ptr<Ddp> ddp(new Ddp(std::move(group), std::move(parameters), options));
   GRADSYNC_RETURN_IF_ERROR(AgreeOnModel(*ddp->group_, ddp->parameters_, ddp->Settings(),
                                         CheckParameters(ddp->parameters_), options.timeout));
-  Result<Layout> layout = ddp->Prepare(ddp->Plan(ReversedOrder(ddp->parameter_count())));
+  Result<Layout> layout = ddp->Prepare(ddp->FirstPlan());
   if (!layout) return Unexpected(layout.error());
   GRADSYNC_RETURN_IF_ERROR(ddp->Adopt(*std::move(layout)));
   return ddp;
@@ -89,15 +88,18 @@ PlanSettings Ddp::Settings() const {
   return {.first_bucket_bytes = options_.first_bucket_bytes,
           .bucket_bytes = options_.bucket_bytes,
           .fixed_plan = options_.fixed_plan,
-          .caps = CapsDigest(options_.bucket_bytes_list)};
+          .caps = CapsDigest(options_.bucket_bytes_list),
+          .fill_from_front = options_.fill_from_front};
 }
 
-BucketPlan Ddp::Plan(std::span<const uint32_t> order) const {
-  if (!options_.bucket_bytes_list.empty()) {
-    return PlanBuckets(parameters_, order, options_.bucket_bytes_list);
-  }
-  const std::array<uint64_t, 2> caps = {options_.first_bucket_bytes, options_.bucket_bytes};
-  return PlanBuckets(parameters_, order, caps);
+std::vector<uint64_t> Ddp::Caps() const {
+  if (!options_.bucket_bytes_list.empty()) return options_.bucket_bytes_list;
+  return {options_.first_bucket_bytes, options_.bucket_bytes};
+}
+
+BucketPlan Ddp::FirstPlan() const {
+  if (options_.fill_from_front) return PlanBucketsFromFront(parameters_, Caps());
+  return PlanBuckets(parameters_, ReversedOrder(parameter_count()), Caps());
 }
 
 Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
@@ -342,7 +344,7 @@ Result<bool> Ddp::Replan() {
   may_replan_ = false;
   const Result<std::vector<uint32_t>> order = FirstRanksOrder();
   if (!order) return Unexpected(Fail(order.error()));
-  return MoveTo(Plan(*order));
+  return MoveTo(PlanBuckets(parameters_, *order, Caps()));
 }
 
 Result<bool> Ddp::MoveTo(BucketPlan plan) {

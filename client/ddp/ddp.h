@@ -51,6 +51,8 @@ struct DdpOptions {
 };
 
 // Where the gradient of a parameter lies, row-major, inside Ddp::buffer().
+  // The buckets of the first plan are filled from the first parameter on, not from the last.
+  bool fill_from_front = false;
 struct Slot {
   std::byte* data = nullptr;
   uint64_t count = 0;
@@ -68,9 +70,9 @@ struct Bucket {
 class Ddp {
  public:
   // Agrees with every rank of the group on the parameters and the options, plans the buckets
-  // (reverse order of registration) and allocates them, zeroed. What one rank cannot do (a
-  // difference is kMismatch, a shortage kOutOfMemory) fails on every rank with the same sentence.
-  // The group must be used for nothing else while an iteration is under way.
+  // (numbered in the reverse order of registration) and allocates them, zeroed. What one rank
+  // cannot do (a difference is kMismatch, a shortage kOutOfMemory) fails on every rank with the
+  // same sentence. The group must be used for nothing else while an iteration is under way.
   static Result<std::unique_ptr<Ddp>> Create(std::shared_ptr<Group> group,
                                              std::vector<ParameterSpec> parameters,
                                              const DdpOptions& options);
@@ -163,7 +165,8 @@ class Ddp {
   PlanSettings Settings() const;
   Status CheckBeforeFirstIteration(const char* call) const;
   Result<bool> MarkReady(uint32_t parameter, bool used);
-  BucketPlan Plan(std::span<const uint32_t> order) const;
+  std::vector<uint64_t> Caps() const;
+  BucketPlan FirstPlan() const;
   // Allocates a plan's memory, and compares across ranks the plan and whether there was memory.
   Result<Layout> Prepare(BucketPlan plan);
   // Describes the buckets to the group and uses the layout from now on.

@@ -869,3 +869,15 @@ TEST(DdpTest, RankThatIsLostIsTheErrorOfEveryLaterCall) {
 
 }  // namespace
 }  // namespace gradsync
+TEST(DdpTest, BucketsMayBeFilledFromTheFront) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    DdpOptions options = SmallBuckets();
+    options.fill_from_front = true;
+    Trainer trainer(group, options);
+    EXPECT_THAT(trainer.ddp().GetBucket(trainer.ddp().bucket_count() - 1)->parameters,
+                ElementsAre(0));
+    trainer.Step(Shuffled(7, 5), 0);
+  });
+}
+

@@ -248,6 +248,9 @@ void Reducer::State::Create(const Options& options) {
   gradsync_error error{};
   gradsync_ddp* ddp = nullptr;
   Check(gradsync_ddp_create(group_.handle(), descriptions.data(),
+  // As torch's, so that the same buckets go unused; and the plan stays, so that the small bucket is
+  // best the last.
+  raw.fill_from_front = find_unused_ ? 1 : 0;
                             static_cast<uint32_t>(descriptions.size()), &raw, &ddp, &error),
         error);
   ddp_.reset(ddp);

@@ -70,7 +70,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             and so on; the last one holds for all that follow.
         find_unused_parameters: looks, after each forward, for the parameters that no path leads to
             from the outputs, whatever they are nested in. Those contribute zeros. What no rank has
-            used keeps its ``.grad``; what any rank has used gets the average on every rank.
+            used keeps its ``.grad``; what any rank has used gets the average on every rank. Buckets
+            are filled in the order of registration and stay as they are.
         skip_all_reduce_unused_params: with it, buckets of nothing but unused parameters are not
             averaged; every rank must leave the same ones unused.
         static_graph: the set of parameters that are used, and how often each is, stays the same.
