@@ -272,6 +272,12 @@ Status DaemonGroup::CheckUsable() const {
   return completion_.Failure();
 }
 
+Status DaemonGroup::Failure() const {
+  const Connection& connection = session_->connection();
+  if (connection.in_child() || connection.is_lost()) return OkStatus();
+  return completion_.Failure();
+}
+
 Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   const Deadline deadline = After(session_->Resolve(timeout));
