@@ -18,7 +18,7 @@ from gradsync.errors import MismatchError
 from gradsync.torch import _C, _mixed_precision
 from gradsync.torch._logger import Logger
 from gradsync.torch._optimizer_in_backward import step_hook
-from gradsync.torch._session import current_job, timeout_of
+from gradsync.torch._session import backend_of, current_job, timeout_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -224,7 +224,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
         # Apart from the reducer's group, whose operations are numbered by bucket.
         self._gradsync_broadcaster = _C.Broadcaster(
-            job.session, job.new_tag("ddp-sync", group), ranks, timeout
+            job.session, job.new_tag("ddp-sync", group), ranks, timeout, backend_of(group)
         )
         self._gradsync_job = job
         self._agree_on_layout(ranks)
@@ -238,6 +238,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Compares what the reducer's agreement does not cover, and what would otherwise be
         averaged or broadcast into the wrong place: strides, parameters without a gradient,
         buffers."""
+            backend=backend_of(group),
         layout = list(self._layout())
         digest = hashlib.sha256("\n".join(layout).encode()).digest()
         if len(set(self._gradsync_broadcaster.all_gather(digest))) == 1:
