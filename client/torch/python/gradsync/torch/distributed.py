@@ -173,8 +173,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return [parameter for parameter, _ in chosen], [is_sparse for _, is_sparse in chosen]
 
     def _build_debug_param_to_name_mapping(self, parameters: list[nn.Parameter]) -> dict[int, str]:
-        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        return {index: names[id(parameter)] for index, parameter in enumerate(parameters)}
+        """As torch's, whose names begin with a dot for the root module's own parameters."""
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+        names: dict[int, str] = {}
+        for name, parameter in self.module.named_parameters():
+            if name in self.parameters_to_ignore or not parameter.requires_grad:
+                continue
+            if id(parameter) not in indices:
+                self._log_and_throw(
+                    ValueError,
+                    f"Param with name {name} found in module parameters, but not DDP parameters.",
+                )
+            names[indices[id(parameter)]] = name
+        if len(names) != len(indices):
+            self._log_and_throw(
+                ValueError,
+                "Expected param to name mapping to cover all parameters, but got conflicting "
+                f"lengths: {len(indices)} vs {len(names)}.",
+            )
+        return names
 
     def _ddp_init_helper(
         self,
@@ -221,6 +238,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             skip_unused=self.skip_all_reduce_unused_params,
             sparse=self._gradsync_sparse,
             gradient_type=self.mixed_precision and self.mixed_precision.param_dtype,
+            backend=backend_of(group),
         )
         # Apart from the reducer's group, whose operations are numbered by bucket.
         self._gradsync_broadcaster = _C.Broadcaster(
@@ -238,7 +256,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Compares what the reducer's agreement does not cover, and what would otherwise be
         averaged or broadcast into the wrong place: strides, parameters without a gradient,
         buffers."""
-            backend=backend_of(group),
         layout = list(self._layout())
         digest = hashlib.sha256("\n".join(layout).encode()).digest()
         if len(set(self._gradsync_broadcaster.all_gather(digest))) == 1:
