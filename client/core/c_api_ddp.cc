@@ -55,6 +55,7 @@ DdpOptions ToOptions(const gradsync_ddp_options& options) {
   result.first_bucket_bytes = options.first_bucket_bytes;
   result.timeout = Timeout(options.timeout_ms);
   result.fixed_plan = options.fixed_plan != 0;
+  result.fill_from_front = options.fill_from_front != 0;
   if (options.bucket_bytes_list != nullptr) {
     result.bucket_bytes_list.assign(options.bucket_bytes_list,
                                     options.bucket_bytes_list + options.bucket_bytes_count);

@@ -274,6 +274,12 @@ Status DaemonGroup::CheckUsable() const {
   return completion_.Failure();
 }
 
+Status DaemonGroup::Failure() const {
+  const Connection& connection = session_->connection();
+  if (connection.in_child() || connection.is_lost()) return OkStatus();
+  return completion_.Failure();
+}
+
 Status DaemonGroup::CheckTakesPart() const {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   if (aside_request_ == 0) return OkStatus();

@@ -34,6 +34,7 @@ class DaemonGroup : public Group {
   const std::string& tag() const override { return tag_; }
 
   Status CheckUsable() const override;
+  Status Failure() const override;
   Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op, Timeout timeout) override;
   Status Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
                    Timeout timeout) override;

@@ -49,6 +49,10 @@ class Group {
   // child. OK if none is known.
   virtual Status CheckUsable() const = 0;
 
+  // Why the group has failed, on every rank. OK if none is known, or if this rank alone cannot use
+  // the group any more.
+  virtual Status Failure() const = 0;
+
   // As in gradsync/gradsync.h.
   virtual Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op,
                            Timeout timeout) = 0;

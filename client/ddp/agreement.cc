@@ -28,6 +28,7 @@ struct ModelSummary {
   uint64_t first_bucket_bytes;
   uint64_t bucket_bytes;
   uint64_t fixed_plan;
+  uint64_t fill_from_front;
   Digest caps;
 };
 
@@ -75,6 +76,7 @@ ModelSummary Summarise(std::span<const ParameterSpec> parameters, const PlanSett
   summary.first_bucket_bytes = settings.first_bucket_bytes;
   summary.bucket_bytes = settings.bucket_bytes;
   summary.fixed_plan = settings.fixed_plan ? 1 : 0;
+  summary.fill_from_front = settings.fill_from_front ? 1 : 0;
   summary.caps = settings.caps;
   return summary;
 }
@@ -137,10 +139,12 @@ Status CompareSettings(const Group& group, const std::vector<ModelSummary>& summ
     const char* name;
     uint64_t ModelSummary::*value;
   };
-  constexpr std::array<Setting, 3> kSettings = {
+  constexpr std::array<Setting, 4> kSettings = {
       {{"the size of the first bucket", &ModelSummary::first_bucket_bytes},
        {"the bucket size", &ModelSummary::bucket_bytes},
-       {"fixed_plan", &ModelSummary::fixed_plan}}};
+       {"fixed_plan", &ModelSummary::fixed_plan},
+       // The last with the setting that asks for it in PyTorch's wrapper.
+       {"fill_from_front (find_unused_parameters=True)", &ModelSummary::fill_from_front}}};
   for (uint32_t member = 1; member < summaries.size(); ++member) {
     for (const Setting& setting : kSettings) {
       const uint64_t first = summaries[0].*setting.value;

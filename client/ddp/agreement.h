@@ -22,6 +22,7 @@ struct PlanSettings {
   uint64_t bucket_bytes = 0;
   bool fixed_plan = false;
   Digest caps{};  // of a list of bucket sizes
+  bool fill_from_front = false;
 };
 
 // OK on every rank if all have the same parameters, in dtype, shape and order, and the same

@@ -173,6 +173,9 @@ TEST_P(AgreementTest, DifferentSettingsAreNamed) {
                 Last() + ".");
   sides.back().settings = {100, 200, true};
   EXPECT_THAT(AgreeOn(sides, ranks).message(), HasSubstr("fixed_plan is 0 on rank 0 and 1"));
+  sides.back().settings = {.first_bucket_bytes = 100, .bucket_bytes = 200, .fill_from_front = true};
+  EXPECT_THAT(AgreeOn(sides, ranks).message(),
+              HasSubstr("fill_from_front (find_unused_parameters=True) is 0 on rank 0 and 1"));
   sides.back().settings = {101, 200, false};
   EXPECT_THAT(AgreeOn(sides, ranks).message(), HasSubstr("first bucket is 100 on rank 0 and 101"));
 }

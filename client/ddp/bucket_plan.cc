@@ -1,6 +1,7 @@
 #include "client/ddp/bucket_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace gradsync {
 namespace {
@@ -42,9 +43,8 @@ void PlaceBuckets(BucketPlan& plan) {
   for (PlannedSlot& slot : plan.slots) slot.offset += plan.buckets[slot.bucket].offset;
 }
 
-}  // namespace
-
-BucketPlan PlanBuckets(std::span<const ParameterSpec> parameters, std::span<const uint32_t> order,
+// All but the places.
+BucketPlan FillBuckets(std::span<const ParameterSpec> parameters, std::span<const uint32_t> order,
                        std::span<const uint64_t> caps) {
   BucketPlan plan;
   plan.slots.resize(parameters.size());
@@ -63,6 +63,27 @@ BucketPlan PlanBuckets(std::span<const ParameterSpec> parameters, std::span<cons
       kind.filling = false;
       ++kind.closed;
     }
+  }
+  return plan;
+}
+
+}  // namespace
+
+BucketPlan PlanBuckets(std::span<const ParameterSpec> parameters, std::span<const uint32_t> order,
+                       std::span<const uint64_t> caps) {
+  BucketPlan plan = FillBuckets(parameters, order, caps);
+  PlaceBuckets(plan);
+  return plan;
+}
+
+BucketPlan PlanBucketsFromFront(std::span<const ParameterSpec> parameters,
+                                std::span<const uint64_t> caps) {
+  std::vector<uint32_t> order(parameters.size());
+  std::iota(order.begin(), order.end(), 0U);
+  BucketPlan plan = FillBuckets(parameters, order, caps);
+  std::reverse(plan.buckets.begin(), plan.buckets.end());
+  for (PlannedSlot& slot : plan.slots) {
+    slot.bucket = static_cast<uint32_t>(plan.buckets.size()) - 1 - slot.bucket;
   }
   PlaceBuckets(plan);
   return plan;

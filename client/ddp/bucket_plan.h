@@ -52,6 +52,12 @@ struct BucketPlan {
 BucketPlan PlanBuckets(std::span<const ParameterSpec> parameters, std::span<const uint32_t> order,
                        std::span<const uint64_t> caps);
 
+// As above, but filled in the order of registration, from the first parameter on, and numbered the
+// other way round: what backward reaches last is reduced last. The caps hold from the last bucket
+// on.
+BucketPlan PlanBucketsFromFront(std::span<const ParameterSpec> parameters,
+                                std::span<const uint64_t> caps);
+
 // The order to begin with, n-1 ... 0: backward reaches parameters roughly in reverse.
 std::vector<uint32_t> ReversedOrder(uint32_t parameter_count);
 

@@ -78,6 +78,20 @@ TEST(BucketPlanTest, CapsAdvanceAndTheLastHoldsForAllThatFollow) {
       ElementsAre(ElementsAre(0), ElementsAre(1, 2), ElementsAre(3, 4, 5), ElementsAre(6, 7)));
 }
 
+TEST(BucketPlanTest, FilledFromTheFrontBucketsAreNumberedFromTheLast) {
+  auto parameters = Vectors({40, 400, 40, 40, 40, 40});
+  parameters[3].dtype = DType::kBFloat16;
+  const std::vector<uint64_t> caps = {40, 80};
+  const BucketPlan plan = PlanBucketsFromFront(parameters, caps);
+  EXPECT_THAT(Groups(plan), ElementsAre(ElementsAre(5), ElementsAre(3), ElementsAre(2, 4),
+                                        ElementsAre(1), ElementsAre(0)));
+  EXPECT_EQ(plan.buckets[0].offset, 0U);
+  EXPECT_EQ(plan.slots[4].bucket, 2U);
+  EXPECT_EQ(plan.slots[4].offset, plan.buckets[2].offset + 40);
+  EXPECT_EQ(plan.slots[0].bucket, 4U);
+  EXPECT_EQ(plan.slots[0].offset, plan.buckets[4].offset);
+}
+
 TEST(BucketPlanTest, BucketOfEmptyParametersOnlyHoldsOneElementOfPadding) {
   const auto parameters = Vectors({0, 0});
   const std::vector<uint64_t> caps = {100};

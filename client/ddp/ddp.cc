@@ -1,7 +1,6 @@
 #include "client/ddp/ddp.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -67,7 +66,7 @@ Result<std::unique_ptr<Ddp>> Ddp::Create(std::shared_ptr<Group> group,
   std::unique_ptr<Ddp> ddp(new Ddp(std::move(group), std::move(parameters), options));
   GRADSYNC_RETURN_IF_ERROR(AgreeOnModel(*ddp->group_, ddp->parameters_, ddp->Settings(),
                                         CheckParameters(ddp->parameters_), options.timeout));
-  Result<Layout> layout = ddp->Prepare(ddp->Plan(ReversedOrder(ddp->parameter_count())));
+  Result<Layout> layout = ddp->Prepare(ddp->FirstPlan());
   if (!layout) return Unexpected(layout.error());
   GRADSYNC_RETURN_IF_ERROR(ddp->Adopt(*std::move(layout)));
   return ddp;
@@ -89,15 +88,18 @@ PlanSettings Ddp::Settings() const {
   return {.first_bucket_bytes = options_.first_bucket_bytes,
           .bucket_bytes = options_.bucket_bytes,
           .fixed_plan = options_.fixed_plan,
-          .caps = CapsDigest(options_.bucket_bytes_list)};
+          .caps = CapsDigest(options_.bucket_bytes_list),
+          .fill_from_front = options_.fill_from_front};
 }
 
-BucketPlan Ddp::Plan(std::span<const uint32_t> order) const {
-  if (!options_.bucket_bytes_list.empty()) {
-    return PlanBuckets(parameters_, order, options_.bucket_bytes_list);
-  }
-  const std::array<uint64_t, 2> caps = {options_.first_bucket_bytes, options_.bucket_bytes};
-  return PlanBuckets(parameters_, order, caps);
+std::vector<uint64_t> Ddp::Caps() const {
+  if (!options_.bucket_bytes_list.empty()) return options_.bucket_bytes_list;
+  return {options_.first_bucket_bytes, options_.bucket_bytes};
+}
+
+BucketPlan Ddp::FirstPlan() const {
+  if (options_.fill_from_front) return PlanBucketsFromFront(parameters_, Caps());
+  return PlanBuckets(parameters_, ReversedOrder(parameter_count()), Caps());
 }
 
 Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
@@ -112,7 +114,7 @@ Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
 
 Status Ddp::Adopt(Layout layout) {
   for (const BucketInfo& info : layout.infos) {
-    Status described = group_->DescribeBucket(info);
+    Status described = PutOff(group_->DescribeBucket(info));
     if (described.ok()) continue;
     group_->Abort(described);  // the others have agreed, and would wait for this rank's buckets
     return described;
@@ -189,7 +191,7 @@ Result<Bucket> Ddp::GetBucket(uint32_t index) const {
 
 Status Ddp::Begin() {
   GRADSYNC_RETURN_IF_ERROR(LeaveIteration());
-  GRADSYNC_RETURN_IF_ERROR(group_->CheckUsable());
+  GRADSYNC_RETURN_IF_ERROR(PutOff(group_->CheckUsable()));
   readiness_.Reset();
   waited_.assign(waited_.size(), 0);
   waited_count_ = 0;
@@ -205,6 +207,7 @@ Status Ddp::Begin() {
 Status Ddp::LeaveIteration() {
   if (!failure_.ok()) return failure_;
   if (phase_ == Phase::kIterating && readiness_.any_ready()) {
+    if (readiness_.all_ready() && !put_off_.ok()) return Fail(put_off_);
     const std::vector<uint32_t> unready = readiness_.Unready();
     const auto unfinished = [&](size_t names_limit) {
       return Status(Code::kFailedPrecondition,
@@ -220,6 +223,13 @@ Status Ddp::LeaveIteration() {
 Status Ddp::Fail(Status status) {
   failure_ = std::move(status);
   return failure_;
+}
+
+Status Ddp::PutOff(Status status) {
+  // The group keeps its first failure, and this is the code of LeaveIteration's.
+  if (status.ok() || group_->Failure().code() != Code::kFailedPrecondition) return status;
+  put_off_ = std::move(status);
+  return OkStatus();
 }
 
 Result<bool> Ddp::Ready(uint32_t parameter) { return MarkReady(parameter, true); }
@@ -262,9 +272,9 @@ void Ddp::ReserveSequences() {
 Status Ddp::SubmitBucket(uint32_t bucket) {
   ReserveSequences();
   if (skipped_[bucket] != 0 || reduces_elsewhere_) return OkStatus();
-  const Status status =
+  const Status status = PutOff(
       group_->SubmitBucket(sequences_[bucket], layout_.infos[bucket], *layout_.buffer,
-                           layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout);
+                           layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout));
   return status.ok() ? status : Fail(status);
 }
 
@@ -273,8 +283,8 @@ Status Ddp::SubmitUse() {
   auto* counts = reinterpret_cast<int32_t*>(use_->data());
   std::copy(used_here_.begin(), used_here_.end(), counts);
   const Status status =
-      group_->SubmitAllReduce(use_sequence_, parameter_count(), DType::kInt32, *use_, /*offset=*/0,
-                              ReduceOp::kSum, options_.timeout);
+      PutOff(group_->SubmitAllReduce(use_sequence_, parameter_count(), DType::kInt32, *use_,
+                                     /*offset=*/0, ReduceOp::kSum, options_.timeout));
   return status.ok() ? status : Fail(status);
 }
 
@@ -302,6 +312,7 @@ Status Ddp::Wait(uint32_t bucket) {
     return {Code::kFailedPrecondition, BucketNotReadySentence(parameters_, bucket, missing)};
   }
   if (waited_[bucket] != 0) return OkStatus();
+  if (!put_off_.ok()) return Fail(put_off_);
   // Operations complete in order, so that what comes behind the last bucket says it is there too.
   if (combines_use() && bucket + 1 == bucket_count()) {
     if (!readiness_.all_ready()) {
@@ -321,6 +332,7 @@ Status Ddp::Wait(uint32_t bucket) {
 Status Ddp::End() {
   if (!failure_.ok()) return failure_;
   if (phase_ != Phase::kIterating) return OutOfOrder("end");
+  if (!put_off_.ok()) return Fail(put_off_);
   if (waited_count_ != bucket_count()) {
     return {Code::kFailedPrecondition, "end was called after " + std::to_string(waited_count_) +
                                            " of " + std::to_string(bucket_count()) +
@@ -345,7 +357,7 @@ Result<bool> Ddp::Replan() {
   if (!*complete) return false;
   const Result<std::vector<uint32_t>> order = FirstRanksOrder();
   if (!order) return Unexpected(Fail(order.error()));
-  return MoveTo(Plan(*order));
+  return MoveTo(PlanBuckets(parameters_, *order, Caps()));
 }
 
 Result<bool> Ddp::MoveTo(BucketPlan plan) {

@@ -20,7 +20,10 @@
 // rank is combined as one more operation behind the last bucket, and waited for together with it.
 //
 // A failure of the group, or an iteration that can never finish, is final: every later call returns
-// it. The other ranks then fail too; a new group and a new Ddp are the way on.
+// it. The other ranks then fail too; a new group and a new Ddp are the way on. But where it was
+// another rank that gave up an unfinished iteration, Begin and Ready say nothing of it, and Wait
+// and End do: a rank that comes later may be about to give up as well, for the same reason, and
+// then has to name what it lacks itself.
 #ifndef GRADSYNC_CLIENT_DDP_DDP_H_
 #define GRADSYNC_CLIENT_DDP_DDP_H_
 
@@ -48,6 +51,8 @@ struct DdpOptions {
   // Instead of the two above: the sizes of the first bucket, the second and so on; the last one
   // holds for all that follow.
   std::vector<uint64_t> bucket_bytes_list{};
+  // The buckets of the first plan are filled from the first parameter on, not from the last.
+  bool fill_from_front = false;
 };
 
 // Where the gradient of a parameter lies, row-major, inside Ddp::buffer().
@@ -68,9 +73,9 @@ struct Bucket {
 class Ddp {
  public:
   // Agrees with every rank of the group on the parameters and the options, plans the buckets
-  // (reverse order of registration) and allocates them, zeroed. What one rank cannot do (a
-  // difference is kMismatch, a shortage kOutOfMemory) fails on every rank with the same sentence.
-  // The group must be used for nothing else while an iteration is under way.
+  // (numbered in the reverse order of registration) and allocates them, zeroed. What one rank
+  // cannot do (a difference is kMismatch, a shortage kOutOfMemory) fails on every rank with the
+  // same sentence. The group must be used for nothing else while an iteration is under way.
   static Result<std::unique_ptr<Ddp>> Create(std::shared_ptr<Group> group,
                                              std::vector<ParameterSpec> parameters,
                                              const DdpOptions& options);
@@ -112,7 +117,7 @@ class Ddp {
 
   // The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last;
   // does not block. True with the iteration's last parameter. kFailedPrecondition outside an
-  // iteration, or the second time for a parameter.
+  // iteration, or the second time for a parameter. Says nothing of another rank that has given up.
   Result<bool> Ready(uint32_t parameter);
 
   // As Ready, for a parameter that this rank has not used: its slot holds what the rank contributes
@@ -169,7 +174,8 @@ class Ddp {
   PlanSettings Settings() const;
   Status CheckBeforeFirstIteration(const char* call) const;
   Result<bool> MarkReady(uint32_t parameter, bool used);
-  BucketPlan Plan(std::span<const uint32_t> order) const;
+  std::vector<uint64_t> Caps() const;
+  BucketPlan FirstPlan() const;
   // Allocates a plan's memory, and compares across ranks the plan and whether there was memory.
   Result<Layout> Prepare(BucketPlan plan);
   // Describes the buckets to the group and uses the layout from now on.
@@ -187,6 +193,8 @@ class Ddp {
   Status SubmitUse();
   Status WaitForUse();
   Status Fail(Status status);
+  // `status`, unless it is that another rank has given up: that is only remembered.
+  Status PutOff(Status status);
   Result<std::vector<uint32_t>> FirstRanksOrder();
   Result<bool> IsEverybodyHere();
 
@@ -219,6 +227,7 @@ class Ddp {
   // Of the first whole iteration, kept for the one replan.
   std::vector<uint32_t> first_order_;
   bool may_replan_;
+  Status put_off_;  // a failure of the group that nobody has been told of yet
   Status failure_;  // final
 };
 

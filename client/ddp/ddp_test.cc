@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <latch>
 #include <random>
 #include <set>
 #include <thread>
@@ -572,8 +574,8 @@ TEST(DdpTest, ParameterWithoutGradientFailsTheNextIterationWithPyTorchsWordsAndI
     EXPECT_EQ(
         status.message(),
         std::string(kUnfinished) +
-            "\nParameters which did not receive grad for rank 0: hidden.weight, hidden.bias"
             "\nParameter indices which did not receive grad for rank 0: 1 2"
+            "\nParameters which did not receive grad for rank 0: hidden.weight, hidden.bias"
             "\nIn addition, you can set the environment variable TORCH_DISTRIBUTED_DEBUG to either "
             "INFO or DETAIL to have torch print more about this rank.");
     // And it lasts: the ranks are out of step for good.
@@ -625,6 +627,73 @@ TEST(DdpTest, OtherRanksLearnWhoIsUnfinishedAndWhatItLacks) {
   });
 }
 
+// Two ranks that each give up an iteration, rank 1 first: before rank 0 begins its own, or before
+// rank 0 hands anything over.
+class GivingUpTest : public ::testing::TestWithParam<bool> {
+ protected:
+  // `late` is the rest of rank 0's part.
+  static void Run(const std::function<void(Ddp&, Trainer&)>& late) {
+    FakeNetwork network(2);
+    std::latch begun(2);
+    std::latch given_up(1);
+    network.Run([&](const std::shared_ptr<Group>& group) {
+      Trainer trainer(group, SmallBuckets());
+      Ddp& ddp = trainer.ddp();
+      if (group->rank() == 0 && GetParam()) {
+        EXPECT_TRUE(ddp.Begin().ok());
+      }
+      begun.arrive_and_wait();
+      if (group->rank() == 1) {
+        EXPECT_TRUE(ddp.Begin().ok());
+        trainer.Backward(std::vector<uint32_t>{6, 5, 4, 3, 2, 0}, 0);
+        EXPECT_THAT(ddp.Begin().message(), HasSubstr("for rank 1: hidden.weight"));
+        given_up.count_down();
+        return;
+      }
+      given_up.wait();
+      EXPECT_TRUE(GetParam() || ddp.Begin().ok());
+      EXPECT_TRUE(ddp.Begin().ok());  // a forward without a backward in between
+      late(ddp, trainer);
+    });
+  }
+};
+
+TEST_P(GivingUpTest, TheLaterRankNamesWhatItLacksItself) {
+  Run([](Ddp& ddp, Trainer& trainer) {
+    trainer.Backward(std::vector<uint32_t>{6, 5, 4, 3, 2, 1}, 0);
+    const Status status = ddp.Begin();
+    EXPECT_THAT(status.message(), AllOf(StartsWith(kUnfinished),
+                                        HasSubstr("did not receive grad for rank 0: embedding")));
+    EXPECT_EQ(ddp.Ready(0).error().message(), status.message());
+  });
+}
+
+TEST_P(GivingUpTest, TheLaterRankIsToldByWaitIfItLacksNothing) {
+  Run([](Ddp& ddp, Trainer& trainer) {
+    EXPECT_TRUE(trainer.Backward(ReversedOrder(7), 0));
+    EXPECT_THAT(ddp.Wait(0).message(), HasSubstr("did not receive grad for rank 1: hidden.weight"));
+    EXPECT_FALSE(ddp.End().ok());
+  });
+}
+
+TEST_P(GivingUpTest, TheLaterRankIsToldByBeginIfItDidNotWait) {
+  Run([](Ddp& ddp, Trainer& trainer) {
+    EXPECT_TRUE(trainer.Backward(ReversedOrder(7), 0));
+    EXPECT_THAT(ddp.Begin().message(), HasSubstr("did not receive grad for rank 1: hidden.weight"));
+  });
+}
+
+TEST_P(GivingUpTest, TheLaterRankIsToldByEndIfItReducesElsewhere) {
+  Run([](Ddp& ddp, Trainer& trainer) {
+    ASSERT_TRUE(ddp.ReduceElsewhere().ok());
+    EXPECT_TRUE(trainer.Backward(ReversedOrder(7), 0));
+    EXPECT_EQ(ddp.End().code(), Code::kFailedPrecondition);
+    EXPECT_THAT(ddp.Wait(0).message(), HasSubstr("did not receive grad for rank 1: hidden.weight"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(BegunBefore, GivingUpTest, ::testing::Bool());
+
 TEST(DdpTest, ManyUnusedParametersMakeASentenceThatFitsAFailedGroupsText) {
   FakeNetwork network(2);
   network.Run([](const std::shared_ptr<Group>& group) {
@@ -640,7 +709,7 @@ TEST(DdpTest, ManyUnusedParametersMakeASentenceThatFitsAFailedGroupsText) {
     const std::string message = waits ? ddp->Wait(0).message() : ddp->Begin().message();
     EXPECT_LT(message.size(), waits ? kErrorTextBytes : sizeof(gradsync_error::message));
     EXPECT_THAT(message, HasSubstr("nn0"));
-    EXPECT_THAT(message, HasSubstr("more\nParameter indices"));
+    EXPECT_THAT(message, HasSubstr("more\nIn addition"));
     EXPECT_THAT(message, HasSubstr("0 1 2 3 4"));
   });
 }
@@ -842,6 +911,18 @@ TEST(DdpTest, AListGivesEachBucketItsSize) {
   });
 }
 
+TEST(DdpTest, BucketsMayBeFilledFromTheFront) {
+  FakeNetwork network(2);
+  network.Run([](const std::shared_ptr<Group>& group) {
+    DdpOptions options = SmallBuckets();
+    options.fill_from_front = true;
+    Trainer trainer(group, options);
+    EXPECT_THAT(trainer.ddp().GetBucket(trainer.ddp().bucket_count() - 1)->parameters,
+                ElementsAre(0));
+    trainer.Step(Shuffled(7, 5), 0);
+  });
+}
+
 TEST(DdpTest, ListsOfSizesThatDifferAreAMismatch) {
   FakeNetwork network(2);
   network.Run([](const std::shared_ptr<Group>& group) {
@@ -859,7 +940,9 @@ TEST(DdpTest, RankThatIsLostIsTheErrorOfEveryLaterCall) {
     Trainer trainer(group, SmallBuckets());
     if (group->rank() == 1) return;
     ASSERT_TRUE(trainer.ddp().Begin().ok());
-    trainer.Backward(ReversedOrder(7), 0);
+    for (const uint32_t parameter : ReversedOrder(7)) {
+      if (!trainer.ddp().Ready(parameter)) break;  // told already, or by the wait
+    }
     const Status status = trainer.ddp().Wait(0);
     EXPECT_EQ(status.code(), Code::kRankLost);
     EXPECT_EQ(trainer.ddp().Begin().ToString(), status.ToString());

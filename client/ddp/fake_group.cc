@@ -229,6 +229,11 @@ void FakeNetwork::FailLocked(Status why) {
   changed_.notify_all();
 }
 
+Status FakeGroup::Failure() const {
+  const std::lock_guard<std::mutex> lock(network_->mutex_);
+  return network_->failure_;
+}
+
 Status FakeGroup::Collective(const FakeOperation& operation, const void* input, void* output) {
   ++network_->logs_[member_].collectives;
   const uint64_t sequence = next_sequence_++;
@@ -300,6 +305,7 @@ Status FakeGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
   if (offset % 64 != 0 || offset + info.count * DTypeSize(info.dtype) > buffer.size()) {
     return {Code::kInvalidArgument, "a bucket lies askew, or outside its buffer"};
   }
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   network_->logs_[member_].bucket_sequences.push_back(sequence);
   std::byte* data = buffer.data() + offset;
   network_->Submit(member_, sequence,
@@ -315,6 +321,7 @@ Status FakeGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
 Status FakeGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
                                   const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
                                   Timeout /*timeout*/) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
   ++network_->logs_[member_].all_reduces;
   std::byte* data = buffer.data() + offset;
   network_->Submit(member_, sequence,

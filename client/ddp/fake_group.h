@@ -107,7 +107,8 @@ class FakeGroup : public Group {
   uint32_t job_rank(uint32_t member) const override { return network_->job_ranks_[member]; }
   const std::string& tag() const override { return tag_; }
 
-  Status CheckUsable() const override { return OkStatus(); }
+  Status CheckUsable() const override { return Failure(); }
+  Status Failure() const override;
   Status AllReduce(void* data, uint64_t count, DType dtype, ReduceOp op, Timeout timeout) override;
   Status Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
                    Timeout timeout) override;

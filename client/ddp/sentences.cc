@@ -74,9 +74,9 @@ std::string UnfinishedSentence(std::span<const ParameterSpec> parameters,
   }
   const std::string indices =
       List(unready, " ", kIndicesLimit, [](uint32_t index) { return std::to_string(index); });
-  return kUnfinished + Advice(policy) + "\nParameters which did not receive grad" + who + ": " +
-         ListNames(parameters, unready, names_limit) +
-         "\nParameter indices which did not receive grad" + who + ": " + indices + kDebug;
+  return kUnfinished + Advice(policy) + "\nParameter indices which did not receive grad" + who +
+         ": " + indices + "\nParameters which did not receive grad" + who + ": " +
+         ListNames(parameters, unready, names_limit) + kDebug;
 }
 
 std::string ReadyTwiceSentence(const ParameterSpec& parameter, uint32_t index) {

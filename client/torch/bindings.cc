@@ -63,8 +63,9 @@ void BindBroadcaster(py::module_& module) {
       .value("FORBID", GRADSYNC_ASIDE_FORBID);
   py::class_<Broadcaster>(module, "Broadcaster")
       .def(py::init<std::shared_ptr<Session>, const std::string&, const std::vector<uint32_t>&,
-                    Timeout>(),
-           py::arg("session"), py::arg("tag"), py::arg("ranks"), py::arg("timeout"), Unlocked())
+                    Timeout, const std::string&>(),
+           py::arg("session"), py::arg("tag"), py::arg("ranks"), py::arg("timeout"),
+           py::arg("backend"), Unlocked())
       .def("broadcast", &Broadcaster::Broadcast, py::arg("tensors"), py::arg("chunk_bytes"),
            py::arg("root"), Unlocked())
       .def("stand_aside", &Broadcaster::StandAside, py::arg("policy"), Unlocked())
@@ -98,12 +99,12 @@ std::unique_ptr<Reducer> MakeReducer(
     const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
     uint64_t bucket_bytes, uint64_t first_bucket_bytes, std::vector<uint64_t> bucket_bytes_list,
     Timeout timeout, bool gradient_as_bucket_view, bool find_unused, bool skip_unused,
-    std::vector<uint8_t> sparse, std::optional<at::ScalarType> gradient_type) {
+    std::vector<uint8_t> sparse, std::optional<at::ScalarType> gradient_type, std::string backend) {
   return std::make_unique<Reducer>(
       std::move(session), tag, ranks, parameters, names,
       Reducer::Options{bucket_bytes, first_bucket_bytes, std::move(bucket_bytes_list), timeout,
                        gradient_as_bucket_view, find_unused, skip_unused, std::move(sparse),
-                       gradient_type});
+                       gradient_type, std::move(backend)});
 }
 
 void BindReducerSettings(py::class_<Reducer>& reducer) {
@@ -168,7 +169,7 @@ void BindReducer(py::module_& module) {
               py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::arg("bucket_bytes"),
               py::arg("first_bucket_bytes"), py::arg("bucket_bytes_list"), py::arg("timeout"),
               py::arg("gradient_as_bucket_view"), py::arg("find_unused"), py::arg("skip_unused"),
-              py::arg("sparse"), py::arg("gradient_type"), Unlocked());
+              py::arg("sparse"), py::arg("gradient_type"), py::arg("backend"), Unlocked());
   BindReducerSettings(reducer);
   BindReducerSteps(reducer);
   reducer.def_property_readonly("recorded_static_graph", &Reducer::recorded_static_graph)

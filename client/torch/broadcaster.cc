@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "client/torch/profiler_events.h"
 #include "client/torch/tensors.h"
 
 namespace gradsync::torch {
@@ -57,6 +58,7 @@ void Broadcaster::Broadcast(const std::vector<at::Tensor>& tensors, int64_t chun
 void Broadcaster::BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes,
                                  std::optional<uint32_t> root) {
   if (bytes == 0) return;
+  const BlockingEvent event(title_);
   // Zeroed: the padding is sent too.
   const at::Tensor chunk = at::zeros({bytes}, at::kByte);
   auto* const data = static_cast<std::byte*>(chunk.data_ptr());

@@ -16,9 +16,12 @@ namespace gradsync::torch {
 // A group of ranks that is used for nothing else. One thread at a time.
 class Broadcaster {
  public:
+  // `backend`: the process group's, for profilers.
   Broadcaster(std::shared_ptr<Session> session, const std::string& tag,
-              const std::vector<uint32_t>& ranks, Timeout timeout)
-      : group_(std::move(session), tag, ranks, timeout), timeout_(timeout) {}
+              const std::vector<uint32_t>& ranks, Timeout timeout, const std::string& backend)
+      : group_(std::move(session), tag, ranks, timeout),
+        timeout_(timeout),
+        title_(backend + ":broadcast") {}
 
   // Overwrites `tensors` with rank `root`'s (an index in the group; without one, with those of the
   // last rank that does not stand aside), in chunks of at most `chunk_bytes` but at least one
@@ -40,6 +43,7 @@ class Broadcaster {
 
   Group group_;
   Timeout timeout_;
+  const std::string title_;
 };
 
 }  // namespace gradsync::torch

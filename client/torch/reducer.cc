@@ -1,6 +1,7 @@
 #include "client/torch/reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -18,6 +19,7 @@
 #include "client/torch/gradient_slot.h"
 #include "client/torch/graph_walk.h"
 #include "client/torch/interpreter.h"
+#include "client/torch/profiler_events.h"
 #include "client/torch/sparse_average.h"
 #include "client/torch/tensors.h"
 
@@ -56,6 +58,8 @@ class Reducer::State : public std::enable_shared_from_this<State> {
         stored_(parameters.size()),
         used_(parameters.size()),
         loans_(parameters.size()),
+        bucket_events_(options.backend),
+        broadcast_title_(options.backend + ":broadcast"),
         group_(std::move(session), tag, ranks, options.timeout) {
     tells_use_ = find_unused_;
     Create(options);
@@ -87,7 +91,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   const std::vector<std::vector<uint32_t>>& buckets() const { return buckets_; }
   const std::vector<uint32_t>& ready_order() const { return ready_order_; }
   uint32_t reduced_buckets() const {
-    return static_cast<uint32_t>(buckets_.size()) - skipped_buckets_;
+    return static_cast<uint32_t>(std::count(skipped_.begin(), skipped_.end(), 0));
   }
   Times times() const { return times_; }
   uint64_t iterations() const { return iterations_; }
@@ -123,6 +127,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void FinishFirstBackward();
   void SkipUnusedBuckets();
   void HandOver(uint32_t index, const autograd::variable_list& inputs);
+  void ShowProfiler(uint32_t bucket);
   void Store(uint32_t index, const autograd::variable_list& inputs);
   void StoreUnused(uint32_t index);
   void GiveReadyBuckets();
@@ -174,7 +179,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   bool tells_use_ = false;  // whether used_ is being written
   bool same_unused_ = true;
   bool walked_ = false;
-  uint32_t skipped_buckets_ = 0;
+  std::vector<uint8_t> skipped_;  // by bucket
 
   // A static graph: how often each parameter's hook fires. Recorded in the first synchronised
   // backward, in which nothing is handed over before its end.
@@ -210,6 +215,8 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   bool forward_synced_ = false;
   bool may_rebuild_ = true;
   std::atomic<uint64_t> iterations_{0};
+  BucketEvents bucket_events_;
+  const std::string broadcast_title_;
   // Makes the hooks' calls of gradsync_ddp_ready not overlap. Nothing of torch's or Python's is
   // called under it.
   mutable std::mutex mutex_;
@@ -243,6 +250,9 @@ void Reducer::State::Create(const Options& options) {
   raw.bucket_bytes = options.bucket_bytes;
   raw.first_bucket_bytes = options.first_bucket_bytes;
   raw.timeout_ms = Milliseconds(options.timeout);
+  // As torch's, so that the same buckets go unused; and the plan stays, so that the small bucket is
+  // best the last.
+  raw.fill_from_front = find_unused_ ? 1 : 0;
   if (!options.bucket_bytes_list.empty()) {
     raw.bucket_bytes_list = options.bucket_bytes_list.data();
     raw.bucket_bytes_count = static_cast<uint32_t>(options.bucket_bytes_list.size());
@@ -304,6 +314,7 @@ void Reducer::State::ReadPlan() {
     Call(gradsync_ddp_bucket(ddp_.get(), i, &bucket, &error), error);
     buckets_.emplace_back(bucket.parameters, bucket.parameters + bucket.parameter_count);
   }
+  skipped_.assign(buckets_.size(), 0);
 }
 
 void Reducer::State::AddHooks() {
@@ -398,7 +409,8 @@ void Reducer::State::Begin() {
   ready_order_.clear();
   first_firings_.clear();
   saved_.clear();
-  skipped_buckets_ = 0;
+  std::fill(skipped_.begin(), skipped_.end(), uint8_t{0});
+  bucket_events_.Reset();
   times_.first_bucket = 0;
   if (hooked_) hooked_->Reset();
 }
@@ -415,13 +427,17 @@ bool Reducer::State::RebuildBuckets(bool together) {
   if (!std::exchange(forward_synced_, false) && !together) return false;
   if (!may_rebuild_ || iterations_ == 0) return false;
   may_rebuild_ = false;
+  const bool looks = !find_unused_ || is_static_;
   int moved = 0;
   gradsync_error error{};
-  Call(gradsync_ddp_replan(ddp_.get(), &moved, &error), error);
+  {
+    const BlockingEvent event(looks ? broadcast_title_ : "");  // of the order
+    Call(gradsync_ddp_replan(ddp_.get(), &moved, &error), error);
+  }
   if (moved != 0) ReadPlan();
   // Not before: what is lent cannot move.
   lending_ = !as_view_ && !gradient_type_ && !optimizer_in_backward_;
-  return !find_unused_ || is_static_;
+  return looks;
 }
 
 void Reducer::State::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
@@ -441,6 +457,9 @@ void Reducer::State::PrepareForBackward(const std::vector<at::Tensor>& outputs) 
 }
 
 void Reducer::State::FindUnused(const std::vector<at::Tensor>& outputs) {
+  // By the name under which torch's reducer shows it to profilers.
+  RECORD_FUNCTION("torch.distributed.ddp.reducer::search_unused_parameters",
+                  c10::ArrayRef<const c10::IValue>());
   const std::vector<uint32_t>& found = walk_.FindUnused(outputs);
   if (walked_ && found != unused_) same_unused_ = false;
   unused_ = found;
@@ -554,7 +573,7 @@ void Reducer::State::SkipUnusedBuckets() {
     }
     gradsync_error error{};
     Call(gradsync_ddp_skip(ddp_.get(), bucket, &error), error);
-    ++skipped_buckets_;
+    skipped_[bucket] = 1;
     for (const uint32_t index : all) stored_[index] = 1;
   }
 }
@@ -584,8 +603,18 @@ void Reducer::State::HandOver(uint32_t index, const autograd::variable_list& inp
       gradsync_ddp_bucket_ready(ddp_.get(), slots_[index].bucket) != 0) {
     times_.first_bucket = Now();
   }
-  if (hooked_) GiveReadyBuckets();
+  if (hooked_) {
+    GiveReadyBuckets();
+  } else if (IsProfiled()) {
+    ShowProfiler(slots_[index].bucket);
+  }
   if (all_ready != 0) AllReady();
+}
+
+// After each gradient: its bucket, if it is complete and so has just been handed over.
+void Reducer::State::ShowProfiler(uint32_t bucket) {
+  if (skipped_[bucket] != 0 || gradsync_ddp_bucket_ready(ddp_.get(), bucket) == 0) return;
+  bucket_events_.Begin(bucket, BucketTensor(bucket));
 }
 
 // Gives the hook, in index order, what has become ready.
@@ -708,6 +737,7 @@ void Reducer::State::Finish() {
   gradsync_error error{};
   for (uint32_t i = 0; i < buckets_.size(); ++i) {
     Call(gradsync_ddp_wait(ddp_.get(), i, &error), error);
+    bucket_events_.End(i);
     TakeBucket(i, scale);
   }
   if (may_be_unused() && put_back) {

@@ -34,6 +34,7 @@ class Reducer {
     std::vector<uint8_t> sparse;  // by parameter: whether its gradient is
     // If forward runs on copies of another type, and gives the reducer its gradients by OnGradient.
     std::optional<at::ScalarType> gradient_type;
+    std::string backend;  // the process group's, for profilers
   };
 
   // When what happened, in the last synchronised iteration; nanoseconds of a steady clock.

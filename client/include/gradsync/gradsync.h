@@ -297,12 +297,16 @@ typedef struct gradsync_ddp_options {
    * holds for all that follow. NULL: none. */
   const uint64_t* bucket_bytes_list;
   uint32_t bucket_bytes_count;
+  /* Not 0: the buckets of the first plan are filled from the first parameter on, not from the last,
+   * so that the sizes hold from the last bucket on. For a plan that stays: the last bucket, which
+   * nothing hides, is then the small one. */
+  uint32_t fill_from_front;
 } gradsync_ddp_options;
 
-/* Agrees with every rank of `group` on the parameters, plans the buckets (reverse order of
- * registration) and allocates them. Parameters that differ are GRADSYNC_MISMATCH on every rank,
- * naming the first one that differs, both values and both ranks. The group must be used for nothing
- * else while the ddp lives, and outlive it. Free with gradsync_ddp_destroy. */
+/* Agrees with every rank of `group` on the parameters, plans the buckets (numbered in the reverse
+ * order of registration) and allocates them. Parameters that differ are GRADSYNC_MISMATCH on every
+ * rank, naming the first one that differs, both values and both ranks. The group must be used for
+ * nothing else while the ddp lives, and outlive it. Free with gradsync_ddp_destroy. */
 GRADSYNC_API int gradsync_ddp_create(gradsync_group* group, const gradsync_parameter* parameters,
                                      uint32_t parameter_count, const gradsync_ddp_options* options,
                                      gradsync_ddp** ddp, gradsync_error* error);
@@ -338,7 +342,9 @@ GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index,
  * GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have finished reduction in
  * the prior iteration before starting a new one." and the names of the parameters without a
  * gradient, if the last iteration is unfinished: that is final, and fails the group on every rank
- * with those words, because this rank's buckets will never come. */
+ * with those words, because this rank's buckets will never come. The others are told by wait or
+ * end, not by begin or ready, which let them go on: a rank that comes later may be about to fail
+ * in the same way, and then names what it lacks itself. */
 GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
 
 /* The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last; does

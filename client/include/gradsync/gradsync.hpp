@@ -353,6 +353,7 @@ struct DdpOptions {
   Timeout timeout{0};
   bool fixed_plan = false;
   std::vector<uint64_t> bucket_bytes_list{};  // instead of the two sizes above
+  bool fill_from_front = false;
 };
 
 enum class UnusedPolicy {
@@ -379,6 +380,7 @@ class Ddp {
     raw.bucket_bytes_list =
         options.bucket_bytes_list.empty() ? nullptr : options.bucket_bytes_list.data();
     raw.bucket_bytes_count = static_cast<uint32_t>(options.bucket_bytes_list.size());
+    raw.fill_from_front = options.fill_from_front ? 1 : 0;
     gradsync_ddp* handle = nullptr;
     if (auto error = internal::Call(gradsync_ddp_create, group.handle(), raw_parameters.data(),
                                     static_cast<uint32_t>(raw_parameters.size()), &raw, &handle)) {

@@ -235,6 +235,75 @@ def test_ranks_must_agree_on_what_is_looked_for(ranks: Ranks, meeting: Callable[
         assert "find_unused_parameters=True" in str(outcome.error)
 
 
+class OnePath(nn.Module):
+    """Whichever layer is not named gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("left", "right")})
+
+    def forward(self, x: Tensor, path: str) -> Tensor:
+        return self.layers[path](x)
+
+
+def give_up_one_by_one(rank: int, size: int, store: str) -> None:
+    """Each rank begins when the last one has given up. All of them hand something over."""
+    path, lacking = [("left", "right"), ("right", "left")][rank % 2]
+    with process_group("gradsync", store, rank, size):
+        model = DistributedDataParallel(OnePath(), bucket_cap_mb=0)
+        for turn in range(size):
+            if turn == rank:
+                model(torch.ones(2, 6), path).sum().backward()
+                with pytest.raises(RuntimeError, match=rf"for rank {rank}: layers\.{lacking}") as e:
+                    model(torch.ones(2, 6), path)
+                assert model._get_ddp_logging_data()["error"] in str(e.value)
+            torch.distributed.barrier()
+
+
+def test_every_rank_that_leaves_parameters_out_names_its_own(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(give_up_one_by_one, meeting(), size=3)
+
+
+def give_up_alone(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        model = DistributedDataParallel(OnePath(), bucket_cap_mb=0)
+        x = torch.ones(2, 6)
+        if rank == 1:
+            model(x, "left").sum().backward()
+            with pytest.raises(RuntimeError, match=r"for rank 1: layers\.right"):
+                model(x, "left")
+        torch.distributed.barrier()
+        if rank == 0:
+            loss = (model(x, "left") + model.module(x, "right")).sum()
+            with pytest.raises(RuntimeError, match=r"for rank 1: layers\.right"):
+                loss.backward()
+
+
+def test_a_rank_that_leaves_nothing_out_is_told_by_its_backward(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(give_up_alone, meeting(), size=2)
+
+
+def buckets_under_find(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        torch.manual_seed(3)
+        layers = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 40), nn.Linear(40, 2))
+        caps: dict[str, Any] = {"bucket_cap_mb": 2e-3, "find_unused_parameters": True}
+        ours, torchs = DistributedDataParallel(layers, **caps), TorchDDP(layers, **caps)
+        sizes = [m._get_ddp_logging_data()["bucket_sizes"] for m in (ours, torchs)]
+        assert sizes[0] == sizes[1]
+        assert len(sizes[0].split()) > 2
+
+
+def test_buckets_are_torchs_where_unused_parameters_are_looked_for(
+    ranks: Ranks, meeting: Callable[[], str]
+) -> None:
+    ranks.run(buckets_under_find, meeting(), size=2)
+
+
 def forget_outside(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size, timeout_s=10):
         model = DistributedDataParallel(TwoOutputs(), find_unused_parameters=True)

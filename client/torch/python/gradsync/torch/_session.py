@@ -82,6 +82,14 @@ def timeout_of(group: ProcessGroup) -> timedelta:
         return dist.distributed_c10d.default_pg_timeout
 
 
+def backend_of(group: ProcessGroup) -> str:
+    """The name of what carries out a process group's operations on the CPU."""
+    try:
+        return group._get_backend(torch.device("cpu")).name()
+    except RuntimeError:  # it has nothing for the CPU
+        return dist.get_backend(group)
+
+
 def _agree_on_name(store: Store, world_size: int, timeout: timedelta) -> str:
     """A name for the job, the same on every rank, and a new one each time that the ranks meet,
     though the store may be the same."""

@@ -20,7 +20,7 @@ from gradsync.torch import _C, _mixed_precision
 from gradsync.torch._join import DaemonJoin
 from gradsync.torch._logger import Logger
 from gradsync.torch._optimizer_in_backward import step_hook
-from gradsync.torch._session import current_job, timeout_of
+from gradsync.torch._session import backend_of, current_job, timeout_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -72,7 +72,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             and so on; the last one holds for all that follow.
         find_unused_parameters: looks, after each forward, for the parameters that no path leads to
             from the outputs, whatever they are nested in. Those contribute zeros. What no rank has
-            used keeps its ``.grad``; what any rank has used gets the average on every rank.
+            used keeps its ``.grad``; what any rank has used gets the average on every rank. Buckets
+            are filled in the order of registration and stay as they are.
         skip_all_reduce_unused_params: with it, buckets of nothing but unused parameters are not
             averaged; every rank must leave the same ones unused.
         static_graph: the set of parameters that are used, and how often each is, stays the same.
@@ -174,8 +175,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return [parameter for parameter, _ in chosen], [is_sparse for _, is_sparse in chosen]
 
     def _build_debug_param_to_name_mapping(self, parameters: list[nn.Parameter]) -> dict[int, str]:
-        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        return {index: names[id(parameter)] for index, parameter in enumerate(parameters)}
+        """As torch's, whose names begin with a dot for the root module's own parameters."""
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+        names: dict[int, str] = {}
+        for name, parameter in self.module.named_parameters():
+            if name in self.parameters_to_ignore or not parameter.requires_grad:
+                continue
+            if id(parameter) not in indices:
+                self._log_and_throw(
+                    ValueError,
+                    f"Param with name {name} found in module parameters, but not DDP parameters.",
+                )
+            names[indices[id(parameter)]] = name
+        if len(names) != len(indices):
+            self._log_and_throw(
+                ValueError,
+                "Expected param to name mapping to cover all parameters, but got conflicting "
+                f"lengths: {len(indices)} vs {len(names)}.",
+            )
+        return names
 
     def _ddp_init_helper(
         self,
@@ -223,10 +241,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             skip_unused=self.skip_all_reduce_unused_params,
             sparse=self._gradsync_sparse,
             gradient_type=self.mixed_precision and self.mixed_precision.param_dtype,
+            backend=backend_of(group),
         )
         # Apart from the reducer's group, whose operations are numbered by bucket.
         self._gradsync_broadcaster = _C.Broadcaster(
-            job.session, job.new_tag("ddp-sync", group), ranks, timeout
+            job.session, job.new_tag("ddp-sync", group), ranks, timeout, backend_of(group)
         )
         self._gradsync_job = job
         self._agree_on_layout(ranks)
