@@ -34,6 +34,8 @@ MODES = {
     "gloo": ("gloo", True),
     "gradsync": ("gradsync", True),
     "gradsync, views": ("view", True),
+    "gradsync, find_unused": ("unused", True),
+    "gradsync, in a join": ("join", True),
     "alone, zeroed": ("alone", False),
     "gradsync, views, zeroed": ("view", False),
 }
@@ -194,6 +196,10 @@ def judge(results: Results) -> Iterator[report.Target]:
     ):
         what = f"added to a step, 2 ranks ({mode})"
         yield at_most(what, "of gloo's", steps.added_ratio(mode), limit)
+    for mode in ("gradsync, find_unused", "gradsync, in a join"):
+        yield at_most(
+            f"a step, 2 ranks ({mode})", "of one without", steps.ratio(mode, "gradsync"), 1.03
+        )
     shared = results.memory["shared"] / MIB
     limit = 1.05 * results.memory["gradients"] / MIB + 2
     yield at_most("shared memory per rank, views", "MiB", shared, limit)

@@ -10,6 +10,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ class Trainer:
     def __init__(self, mode: str, layers: int, gloo: dist.ProcessGroup) -> None:
         torch.manual_seed(1)
         model: nn.Module = LanguageModel(layers)
+        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
         if mode == "gloo":
             model = nn.parallel.DistributedDataParallel(model, process_group=gloo)
@@ -54,6 +57,11 @@ class Trainer:
             model = gradsync.torch.DistributedDataParallel(model)
         elif mode == "view":
             model = gradsync.torch.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        elif mode == "unused":
+            model = gradsync.torch.DistributedDataParallel(model, find_unused_parameters=True)
+        elif mode == "join":
+            model = gradsync.torch.DistributedDataParallel(model)
+            self.context = model.join
         self._model = model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         self._tokens = torch.randint(VOCABULARY, (1, 33))
@@ -94,11 +102,12 @@ class Worker:
         """The seconds of each step; all ranks begin each of them together."""
         trainer = self._trainer(mode)
         samples = []
-        for _ in range(count + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            trainer.step(set_to_none)
-            samples.append(time.perf_counter() - start)
+        with trainer.context():
+            for _ in range(count + 1):
+                dist.barrier()
+                start = time.perf_counter()
+                trainer.step(set_to_none)
+                samples.append(time.perf_counter() - start)
         return samples[1:]
 
     def memory(self) -> dict[str, int]:
