@@ -108,7 +108,6 @@ class JobTable::Impl {
   static void Answer(const FormedGroup& group, MessageAnswers answers, Actions* actions);
   bool Recount(FormedGroup* group);
   void UpdateAlarm(FormedGroup* group);
-  void UpdateAlarm(FormedGroup* group, std::optional<Time> deadline);
   const Session* Find(SessionId id) const;
   std::vector<std::string> GroupsOf(SessionId id) const;
   JobSnapshot SnapshotOf(const Incarnation& incarnation, Time now) const;
@@ -487,12 +486,7 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
     actions->push_back(StartTask{group->id, decision.start_sequence, std::move(decision.start)});
   }
   Recount(group);
-  // Messages, of which there may be many, set the alarm when they come.
-  if (group->alarm) {
-    UpdateAlarm(group, group->scheduler.NextDeadline());
-  } else {
-    UpdateAlarm(group);
-  }
+  UpdateAlarm(group);
 }
 
 // Charges the members with what the group remembers now. Whether that is more than before.
@@ -597,10 +591,6 @@ void JobTable::Impl::UpdateAlarm(FormedGroup* group) {
   if (const std::optional<Time> of_messages = group->mailboxes.NextDeadline(); of_messages) {
     deadline = deadline ? std::min(*deadline, *of_messages) : *of_messages;
   }
-  UpdateAlarm(group, deadline);
-}
-
-void JobTable::Impl::UpdateAlarm(FormedGroup* group, std::optional<Time> deadline) {
   if (!deadline || (group->alarm && *group->alarm <= *deadline)) return;
   if (group->alarm) group_alarms_.erase({*group->alarm, group->id});
   group->alarm = deadline;

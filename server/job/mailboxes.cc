@@ -39,7 +39,7 @@ MessageAnswers Mailboxes::Send(uint32_t request_id, uint32_t to,
       });
   if (waiting != receiver.waiting.end()) {
     const uint32_t receive_id = waiting->request_id;
-    receiver.waiting.erase(waiting);
+    Remove(&receiver, waiting);
     return {{from, request_id, OkStatus(), {}}, {to, receive_id, OkStatus(), std::move(message)}};
   }
   Member& sender = members_[from];
@@ -50,7 +50,10 @@ MessageAnswers Mailboxes::Send(uint32_t request_id, uint32_t to,
                             .request_id = take ? std::nullopt : std::optional(request_id),
                             .deadline = now + timeout,
                             .timeout = timeout});
-  if (!take) return {};
+  if (!take) {
+    deadlines_.insert(now + timeout);
+    return {};
+  }
   return {{from, request_id, OkStatus(), {}}};
 }
 
@@ -67,6 +70,7 @@ MessageAnswers Mailboxes::Receive(uint32_t member, uint32_t request_id,
       return {{member, request_id, never, {}}};
     }
     receiver.waiting.push_back(waiting);
+    deadlines_.insert(waiting.deadline);
     return {};
   }
   MessageAnswers answers = {{member, request_id, OkStatus(), sent->message}};
@@ -82,6 +86,13 @@ void Mailboxes::Forget(const Sent& sent) {
   Member& sender = members_[sent.message->from];
   --sender.unreceived;
   sender.unreceived_bytes -= sent.message->bytes;
+  if (sent.request_id) deadlines_.erase(deadlines_.find(sent.deadline));
+}
+
+std::list<Mailboxes::Waiting>::iterator Mailboxes::Remove(Member* member,
+                                                          std::list<Waiting>::iterator waiting) {
+  deadlines_.erase(deadlines_.find(waiting->deadline));
+  return member->waiting.erase(waiting);
 }
 
 void Mailboxes::DropInbox(Member* member, const Status& why, MessageAnswers* answers) {
@@ -100,7 +111,7 @@ MessageAnswers Mailboxes::Cancel(uint32_t member, uint32_t request_id) {
   std::list<Waiting>& waiting = members_[member].waiting;
   for (auto one = waiting.begin(); one != waiting.end(); ++one) {
     if (one->request_id != request_id) continue;
-    waiting.erase(one);
+    Remove(&members_[member], one);
     return answers;
   }
   for (Member& receiver : members_) {
@@ -119,7 +130,7 @@ MessageAnswers Mailboxes::MemberGone(uint32_t member, const Status& why) {
   Member& gone = members_[member];
   if (gone.gone) return answers;
   gone.gone = why;
-  gone.waiting.clear();
+  while (!gone.waiting.empty()) Remove(&gone, gone.waiting.begin());
   DropInbox(&gone, GoneStatus(gone, "nobody will receive a message to it"), &answers);
   for (uint32_t index = 0; index < members_.size(); ++index) {
     std::list<Waiting>& waiting = members_[index].waiting;
@@ -130,7 +141,7 @@ MessageAnswers Mailboxes::MemberGone(uint32_t member, const Status& why) {
         continue;
       }
       answers.push_back({index, one->request_id, never, {}});
-      one = waiting.erase(one);
+      one = Remove(&members_[index], one);
     }
   }
   return answers;
@@ -151,10 +162,10 @@ MessageAnswers Mailboxes::Fail(const Status& why) {
   MessageAnswers answers;
   for (uint32_t index = 0; index < members_.size(); ++index) {
     Member& member = members_[index];
-    for (const Waiting& waiting : member.waiting) {
-      answers.push_back({index, waiting.request_id, why, {}});
+    while (!member.waiting.empty()) {
+      answers.push_back({index, member.waiting.front().request_id, why, {}});
+      Remove(&member, member.waiting.begin());
     }
-    member.waiting.clear();
     DropInbox(&member, why, &answers);
   }
   return answers;
@@ -176,7 +187,7 @@ MessageAnswers Mailboxes::CheckDeadlines(Time now) {
             absl::StrCat(where_, ": Timed out waiting ", DescribeDuration(one->timeout), " for ",
                          Text(index, *one), ". Find out what the sender is doing.")},
            {}});
-      one = member.waiting.erase(one);
+      one = Remove(&member, one);
     }
     for (auto one = member.inbox.begin(); one != member.inbox.end();) {
       if (!one->request_id || one->deadline > now) {
@@ -202,15 +213,8 @@ MessageAnswers Mailboxes::CheckDeadlines(Time now) {
 }
 
 std::optional<Time> Mailboxes::NextDeadline() const {
-  std::optional<Time> next;
-  const auto consider = [&next](Time time) { next = next ? std::min(*next, time) : time; };
-  for (const Member& member : members_) {
-    for (const Waiting& waiting : member.waiting) consider(waiting.deadline);
-    for (const Sent& sent : member.inbox) {
-      if (sent.request_id) consider(sent.deadline);
-    }
-  }
-  return next;
+  if (deadlines_.empty()) return std::nullopt;
+  return *deadlines_.begin();
 }
 
 size_t Mailboxes::HeldBy(uint32_t member) const {

@@ -12,6 +12,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,7 @@ class Mailboxes {
   MessageAnswers Fail(const Status& why);
 
   MessageAnswers CheckDeadlines(Time now);
+  // Cheap: asked after every operation of the group.
   std::optional<Time> NextDeadline() const;
 
   // Messages that the member has sent and nobody has received, and receives that it waits in.
@@ -87,6 +89,7 @@ class Mailboxes {
 
   bool MayTake(const Member& sender, uint64_t bytes) const;
   void Forget(const Sent& sent);
+  std::list<Waiting>::iterator Remove(Member* member, std::list<Waiting>::iterator waiting);
   void DropInbox(Member* member, const Status& why, MessageAnswers* answers);
   Status GoneStatus(const Member& member, const char* what) const;
   // Why the receive can never be answered; OK if it may.
@@ -95,6 +98,7 @@ class Mailboxes {
 
   const std::string where_;  // "job x, group y"
   std::vector<Member> members_;
+  std::multiset<Time> deadlines_;  // of all requests that have no answer yet
 };
 
 }  // namespace gradsync
