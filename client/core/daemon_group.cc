@@ -317,11 +317,14 @@ Status DaemonGroup::AllReduce(void* data, uint64_t count, DType dtype, ReduceOp 
   return Perform({OpKind::kAllReduce, dtype, op, 0, count, bytes, bytes}, timeout);
 }
 
+Status DaemonGroup::CheckMember(const std::string& what, uint32_t member) const {
+  if (member < size()) return OkStatus();
+  return {Code::kInvalidArgument, what + " member " + std::to_string(member) + " of group '" +
+                                      tag_ + "', which has " + std::to_string(size())};
+}
+
 Status DaemonGroup::CheckRoot(OpKind kind, uint32_t root) const {
-  if (root < size()) return OkStatus();
-  return {Code::kInvalidArgument, std::string(OpKindName(kind)) + ": root " + std::to_string(root) +
-                                      " is not below the size of group '" + tag_ + "', " +
-                                      std::to_string(size())};
+  return CheckMember(std::string(OpKindName(kind)) + " with the root", root);
 }
 
 Status DaemonGroup::Broadcast(void* data, uint64_t count, DType dtype, uint32_t root,
@@ -474,11 +477,7 @@ Status DaemonGroup::PerformEmpty(const Collective& collective, Deadline deadline
 Result<MessageRequest> DaemonGroup::BeginSend(const std::byte* data, uint64_t bytes, uint32_t to,
                                               uint64_t tag, Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
-  if (to >= size()) {
-    return Unexpected(Code::kInvalidArgument, "a message to member " + std::to_string(to) +
-                                                  " of group '" + tag_ + "', which has " +
-                                                  std::to_string(size()));
-  }
+  GRADSYNC_RETURN_IF_ERROR(CheckMember("a message to", to));
   const Deadline deadline = After(session_->Resolve(timeout));
   auto request = MakeMessage<SendMessage>();
   request.group = number_;
@@ -491,11 +490,7 @@ Result<MessageRequest> DaemonGroup::BeginSend(const std::byte* data, uint64_t by
 Result<MessageRequest> DaemonGroup::BeginReceive(std::optional<uint32_t> from, uint64_t tag,
                                                  Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckUsable());
-  if (from && *from >= size()) {
-    return Unexpected(Code::kInvalidArgument, "a message from member " + std::to_string(*from) +
-                                                  " of group '" + tag_ + "', which has " +
-                                                  std::to_string(size()));
-  }
+  if (from) GRADSYNC_RETURN_IF_ERROR(CheckMember("a message from", *from));
   const Deadline deadline = After(session_->Resolve(timeout));
   auto request = MakeMessage<ReceiveMessage>();
   request.group = number_;

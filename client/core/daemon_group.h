@@ -90,6 +90,8 @@ class DaemonGroup : public Group {
   DaemonGroup(std::shared_ptr<Session> session, std::string tag, std::vector<uint32_t> ranks,
               uint32_t rank, uint32_t number);
 
+  // `what`: "a message to".
+  Status CheckMember(const std::string& what, uint32_t member) const;
   Status CheckRoot(OpKind kind, uint32_t root) const;
   Status CheckTakesPart() const;
   Result<Frame> AwaitRejoined();

@@ -137,16 +137,14 @@ void BindReducerSteps(py::class_<Reducer>& reducer) {
       .def("run_empty_iteration", &Reducer::RunEmptyIteration, Unlocked())
       .def("average_over_living", &Reducer::AverageOverLiving, py::arg("living"))
       .def(
-          "_install_post_backward_futures",
-          [](Reducer& self, const py::list& futures) {
-            for (const py::handle future : futures) {
-              self.CallAtEnd([kept = Keep(py::reinterpret_borrow<py::object>(future))] {
-                const py::gil_scoped_acquire acquired;
-                kept->attr("wait")();
-              });
-            }
+          "call_at_end",
+          [](Reducer& self, py::object call) {
+            self.CallAtEnd([kept = Keep(std::move(call))] {
+              const py::gil_scoped_acquire acquired;
+              (*kept)();
+            });
           },
-          py::arg("futures"))
+          py::arg("call"))
       .def("_check_reducer_finalized", &Reducer::CheckFinalized, Unlocked())
       .def("_remove_autograd_hooks", &Reducer::RemoveHooks, Unlocked());
 }

@@ -1,6 +1,8 @@
 #include "client/torch/collectives.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <string>
 
@@ -49,17 +51,24 @@ void AllGatherRow(const Group& group, const at::Tensor& rows, const at::Tensor& 
 
 at::Tensor Int64(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
 
-// Row r: the bytes that rank r sends to each rank, then those that it expects of each.
-at::Tensor AgreeOnBlocks(const Group& group, const Tensors& outputs, const Tensors& inputs,
-                         Timeout timeout) {
+struct Blocks {
+  at::Tensor rows;      // row r: the bytes that rank r sends to each rank, then expects of each
+  uint64_t number = 0;  // of this exchange, the same on every rank and never used again
+};
+
+Blocks AgreeOnBlocks(const Group& group, const Tensors& outputs, const Tensors& inputs,
+                     Timeout timeout) {
+  static std::atomic<uint32_t> exchanges{0};
   std::vector<int64_t> own;
   for (const Tensors* side : {&inputs, &outputs}) {
     for (const at::Tensor& block : *side) own.push_back(static_cast<int64_t>(block.nbytes()));
   }
-  at::Tensor rows =
+  const auto blocks = static_cast<int64_t>(own.size());
+  own.push_back(exchanges++);
+  const at::Tensor all =
       at::empty({static_cast<int64_t>(group.size()), static_cast<int64_t>(own.size())}, at::kLong);
-  AllGatherRow(group, rows, Int64(own), timeout);
-  return rows;
+  AllGatherRow(group, all, Int64(own), timeout);
+  return {all.narrow(1, 0, blocks), static_cast<uint64_t>(all[0][blocks].item<int64_t>())};
 }
 
 void CheckBlocks(const at::Tensor& rows) {
@@ -78,13 +87,15 @@ void CheckBlocks(const at::Tensor& rows) {
 }
 
 bool AllBlocksEqual(const at::Tensor& rows) {
-  return rows.numel() == 0 || rows.eq(rows.view(-1)[0]).all().item<bool>();
+  return rows.numel() == 0 || rows.eq(rows[0][0]).all().item<bool>();
 }
 
 // In as many rounds as there are ranks: in round k with the ranks k places before and behind. At no
-// time has a rank more than one message that is not received.
+// time has a rank more than one message that is not received. A block of an exchange that ended in
+// the middle bears another number, and is never taken for one of this.
 void ExchangeInPairs(const Group& group, const Tensors& outputs, const Tensors& inputs,
-                     Timeout timeout) {
+                     uint64_t number, Timeout timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   const uint32_t size = group.size();
   const uint32_t own = group.rank();
   InPlace(outputs[own], [&](const at::Tensor& to) {
@@ -95,9 +106,11 @@ void ExchangeInPairs(const Group& group, const Tensors& outputs, const Tensors& 
     const uint32_t to = (own + round) % size;
     const uint32_t from = (own + size - round) % size;
     const at::Tensor sent = PlainInput(inputs[to]);
-    const Request send =
-        group.BeginSend(sent.data_ptr(), sent.nbytes(), to, kTagOfAllToAll, timeout);
-    const Request receive = group.BeginReceive(from, kTagOfAllToAll, timeout);
+    const auto left = std::max(
+        Timeout(1), std::chrono::ceil<Timeout>(deadline - std::chrono::steady_clock::now()));
+    const uint64_t tag = kTagOfAllToAll + number;
+    const Request send = group.BeginSend(sent.data_ptr(), sent.nbytes(), to, tag, left);
+    const Request receive = group.BeginReceive(from, tag, left);
     InPlace(outputs[from],
             [&](const at::Tensor& plain) { receive.End(plain.data_ptr(), plain.nbytes()); });
     send.End(nullptr, 0);
@@ -135,7 +148,7 @@ void AllReduceSparse(const Group& group, const at::Tensor& tensor, Timeout timeo
   for (const int64_t extent : own.sizes()) shape.push_back(extent);
   const auto length = static_cast<int64_t>(shape.size());
   const at::Tensor shapes = at::empty({static_cast<int64_t>(group.size()), length}, at::kLong);
-  AllGatherRow(group, shapes, Int64(std::move(shape)), timeout);
+  AllGatherRow(group, shapes, Int64(shape), timeout);
   const auto row = shapes.accessor<int64_t, 2>();
   for (uint32_t rank = 0; rank < group.size(); ++rank) {
     for (int64_t i = 1; i < length; ++i) {
@@ -270,10 +283,10 @@ void AllToAllOne(const Group& group, const at::Tensor& output, const at::Tensor&
 
 void AllToAllList(const Group& group, const Tensors& outputs, const Tensors& inputs,
                   Timeout timeout) {
-  const at::Tensor blocks = AgreeOnBlocks(group, outputs, inputs, timeout);
-  CheckBlocks(blocks);
-  if (!AllBlocksEqual(blocks)) {
-    ExchangeInPairs(group, outputs, inputs, timeout);
+  const Blocks blocks = AgreeOnBlocks(group, outputs, inputs, timeout);
+  CheckBlocks(blocks.rows);
+  if (!AllBlocksEqual(blocks.rows)) {
+    ExchangeInPairs(group, outputs, inputs, blocks.number, timeout);
     return;
   }
   const at::Tensor to = NewFlat(outputs[0], outputs.size());

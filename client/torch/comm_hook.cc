@@ -2,14 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <chrono>
-#include <condition_variable>
+#include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
-#include "client/torch/errors.h"
+#include "client/torch/future_wait.h"
 
 namespace gradsync::torch {
 namespace {
@@ -43,27 +41,6 @@ class HalfPrecisionHook : public c10d::CommHookInterface {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-// A user's future may never be completed, and ivalue::Future::wait() has no deadline.
-void WaitFor(Future& future, size_t bucket, Timeout timeout) {
-  struct Signal {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool completed = false;
-  };
-  const auto signal = std::make_shared<Signal>();
-  future.addCallback([signal](Future& /*future*/) {
-    const std::lock_guard lock(signal->mutex);
-    signal->completed = true;
-    signal->changed.notify_all();
-  });
-  std::unique_lock lock(signal->mutex);
-  if (signal->changed.wait_for(lock, timeout, [&] { return signal->completed; })) return;
-  throw Error(GRADSYNC_DEADLINE_EXCEEDED,
-              "the communication hook's future for bucket " + std::to_string(bucket) +
-                  " was not completed within " + std::to_string(timeout.count()) +
-                  " ms; complete it on every path of the hook");
-}
-
 }  // namespace
 
 std::unique_ptr<c10d::CommHookInterface> MakeHalfPrecisionHook(
@@ -93,8 +70,7 @@ void HookedBuckets::Give(const at::Tensor& buffer, const std::vector<at::Tensor>
 at::Tensor HookedBuckets::Take(size_t bucket, const at::Tensor& buffer, Timeout timeout) {
   if (!futures_[bucket]) return buffer;
   Future& future = *futures_[bucket];
-  WaitFor(future, bucket, timeout);
-  if (future.hasError()) std::rethrow_exception(future.exception_ptr());
+  WaitFor(future, "the communication hook's future for bucket " + std::to_string(bucket), timeout);
   at::Tensor result = hook_->parseHookResult(future.value());
   TORCH_CHECK(result.defined(), "gradsync: the communication hook's future for bucket ", bucket,
               " holds no tensor");

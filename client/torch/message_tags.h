@@ -6,7 +6,7 @@
 
 namespace gradsync::torch {
 
-inline constexpr uint64_t kTagOfAllToAll = uint64_t{1} << 32;
+inline constexpr uint64_t kTagOfAllToAll = uint64_t{1} << 32;  // plus the exchange's number
 inline constexpr uint64_t kTagOfMonitoredBarrier = uint64_t{2} << 32;
 
 }  // namespace gradsync::torch

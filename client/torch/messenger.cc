@@ -11,6 +11,12 @@
 #include "client/torch/tensors.h"
 
 namespace gradsync::torch {
+namespace {
+
+// Whether this thread runs the callbacks of a message's future.
+thread_local bool is_settling = false;
+
+}  // namespace
 
 Messenger::Messenger(std::shared_ptr<const Group> group)
     : state_(std::make_shared<State>(std::move(group))) {}
@@ -93,11 +99,11 @@ void Messenger::Loop(const std::shared_ptr<State>& state) {
       done = std::move(*found);
       state->pending.erase(found);
     }
-    End(*done);
+    End(state, *done);
   }
 }
 
-void Messenger::End(const Pending& pending) {
+void Messenger::End(const std::shared_ptr<State>& state, const Pending& pending) {
   std::exception_ptr failure;
   try {
     if (pending.target.defined()) {
@@ -115,10 +121,21 @@ void Messenger::End(const Pending& pending) {
   if (!pending.work->Finish(failure)) return;
   // Callbacks may wait for further messages, which this thread has to receive.
   try {
-    std::thread([work = pending.work] { work->Settle(); }).detach();
+    const std::lock_guard lock(state->mutex);
+    std::thread(&Messenger::Settle, state, pending.work).detach();
+    ++state->settling;
   } catch (const std::system_error&) {  // no more threads for this process
     pending.work->Settle();
   }
+}
+
+void Messenger::Settle(const std::shared_ptr<State>& state,
+                       const c10::intrusive_ptr<CollectiveWork>& work) {
+  is_settling = true;
+  work->Settle();
+  const std::lock_guard lock(state->mutex);
+  --state->settling;
+  state->changed.notify_all();
 }
 
 void Messenger::Finish() {
@@ -131,12 +148,14 @@ void Messenger::Finish() {
     state_->changed.notify_all();
     thread = std::move(state_->thread);
   }
-  if (!thread.joinable()) return;
-  if (thread.get_id() == std::this_thread::get_id()) {
+  if (thread.joinable() && thread.get_id() == std::this_thread::get_id()) {
     thread.detach();
-  } else {
+  } else if (thread.joinable()) {
     thread.join();
   }
+  // One that drops the last reference to the messenger does not wait for itself.
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->settling == 0 || is_settling; });
 }
 
 }  // namespace gradsync::torch

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,7 +37,7 @@ class Messenger {
   void Receive(c10::intrusive_ptr<CollectiveWork> work, const at::Tensor& tensor, uint32_t from,
                uint32_t tag, Timeout timeout);
 
-  // What is under way fails; nothing more is taken.
+  // What is under way fails; nothing more is taken. Returns when the callbacks have ended.
   void Finish();
 
  private:
@@ -53,6 +54,7 @@ class Messenger {
     std::condition_variable changed;
     std::vector<std::unique_ptr<Pending>> pending;
     bool closed = false;
+    size_t settling = 0;  // threads that run callbacks
     std::thread thread;
   };
 
@@ -60,7 +62,9 @@ class Messenger {
   template <typename Begin>
   void Add(c10::intrusive_ptr<CollectiveWork> work, at::Tensor target, Begin begin);
   static void Loop(const std::shared_ptr<State>& state);
-  static void End(const Pending& pending);
+  static void End(const std::shared_ptr<State>& state, const Pending& pending);
+  static void Settle(const std::shared_ptr<State>& state,
+                     const c10::intrusive_ptr<CollectiveWork>& work);
 
   const pid_t owner_ = getpid();
   std::shared_ptr<State> state_;

@@ -16,6 +16,7 @@
 
 #include "client/torch/comm_hook.h"
 #include "client/torch/errors.h"
+#include "client/torch/future_wait.h"
 #include "client/torch/gradient_slot.h"
 #include "client/torch/graph_walk.h"
 #include "client/torch/interpreter.h"
@@ -858,7 +859,7 @@ double Reducer::State::ScaleToLiving() {
   if (!living_) return 1;
   const c10::intrusive_ptr<c10d::Work> living = std::exchange(living_, {});
   const c10::intrusive_ptr<c10::ivalue::Future> sum = living->getFuture();
-  sum->waitAndThrow();
+  WaitFor(*sum, "the count of the ranks that have input", timeout_);
   return group_.size() / sum->value().toTensorVector().at(0).item<double>();
 }
 

@@ -24,6 +24,18 @@ bool CollectiveWork::Finish(const std::exception_ptr& exception) {
   return true;
 }
 
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  const bool done = Work::wait(timeout);
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    future = future_;
+  }
+  // Not for its callbacks: it has its value before they run, and they may come to wait here.
+  if (future) future->wait();
+  return done;
+}
+
 void CollectiveWork::Settle() { SetValueOf(*future_); }
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {

@@ -25,6 +25,9 @@ class CollectiveWork : public c10d::Work {
   // Returns whether there is a future, on which Settle must be called, once.
   [[nodiscard]] bool Finish(const std::exception_ptr& exception);
   void Settle();
+  // When it returns, a future of this work has its value.
+  bool wait(std::chrono::milliseconds timeout) override;
+
   // Of a receive, before it completes.
   void SetSource(int rank) { source_ = rank; }
 

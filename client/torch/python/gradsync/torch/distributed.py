@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from gradsync.errors import MismatchError
+from gradsync.errors import DeadlineExceededError, MismatchError
 from gradsync.torch import _C, _mixed_precision
 from gradsync.torch._join import DaemonJoin
 from gradsync.torch._logger import Logger
@@ -594,6 +597,14 @@ class _Reducer(_Settable, _C.Reducer):
         future: torch.futures.Future[Tensor] = work.get_future().then(lambda sum_: sum_.value()[0])
         return future
 
+    def _install_post_backward_futures(self, futures: list[torch.futures.Future[Any]]) -> None:
+        """Backward ends when these are completed, too."""
+        wrapper = self._wrapper()
+        assert wrapper is not None
+        timeout = timeout_of(wrapper.process_group)
+        for future in futures:
+            self.call_at_end(partial(_wait_for, future, timeout))
+
     def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:
         if not use_static_world_size:
             self.average_over_living(work)
@@ -608,6 +619,16 @@ class _Reducer(_Settable, _C.Reducer):
     def _ddp_graph_static(self) -> bool:
         """Whether every iteration so far left the same parameters unused."""
         return self.found_same_unused
+
+
+def _wait_for(future: torch.futures.Future[Any], timeout: timedelta) -> None:
+    completed = threading.Event()
+    future.add_done_callback(lambda _: completed.set())
+    if not completed.wait(timeout.total_seconds()):
+        raise DeadlineExceededError(
+            f"a future that backward was to wait for was not completed within {timeout}"
+        )
+    future.wait()
 
 
 def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
