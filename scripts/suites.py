@@ -213,6 +213,9 @@ GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
             pytest, "pytest-scripts", ROOT / "scripts", ROOT / "tests/conformance"
         ),
         "pytest, gradsync.torch": partial(pytest, "pytest-torch", ROOT / "client/torch/tests"),
+        "pytest, gradsync.tensorplay": partial(
+            pytest, "pytest-tensorplay", ROOT / "client/tensorplay/tests"
+        ),
     },
     "conformance": lambda: {
         f"torch's tests, {section}, {size} ranks": partial(conformance, section, size, *options)

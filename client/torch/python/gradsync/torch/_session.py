@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import uuid
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from gradsync._daemon import prefer_own_daemon
 from gradsync.torch import _C
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def open_job(
     group: ProcessGroup, store: Store, rank: int, world_size: int, timeout: timedelta
 ) -> Job:
     """Opens the session of the default process group ``group``, whose ranks all do so now."""
-    _prefer_own_daemon()
+    prefer_own_daemon()
     job = Job(
         _C.Session(
             job=_agree_on_name(store, world_size, timeout),
@@ -102,14 +101,6 @@ def _agree_on_name(store: Store, world_size: int, timeout: timedelta) -> str:
         store.set(key, f"{run[:96]}-{uuid.uuid4().hex[:12]}")
     store.wait([key], timeout)
     return store.get(key).decode()
-
-
-def _prefer_own_daemon() -> None:
-    """Where a daemon has to be started, it is the one that was installed with this package: the
-    environment's ``bin`` need not be in PATH."""
-    daemon = Path(sys.executable).with_name("gradsyncd")
-    if daemon.exists():
-        os.environ.setdefault("GRADSYNC_DAEMON", str(daemon))
 
 
 @atexit.register
