@@ -161,6 +161,10 @@ CONFORMANCE = {  # sections of expected_failures.toml
         *("--backend", "gradsync", "--import", "gradsync.torch"),
         *("--ddp", "gradsync.torch:DistributedDataParallel"),
     ),
+    "ddp-gradsync-gloo": (
+        *("--backend", "gloo", "--import", "gradsync.torch"),
+        *("--ddp", "gradsync.torch:DistributedDataParallel"),
+    ),
 }
 
 

@@ -332,7 +332,6 @@ Status Ddp::Wait(uint32_t bucket) {
 Status Ddp::End() {
   if (!failure_.ok()) return failure_;
   if (phase_ != Phase::kIterating) return OutOfOrder("end");
-  if (!put_off_.ok()) return Fail(put_off_);
   if (waited_count_ != bucket_count()) {
     return {Code::kFailedPrecondition, "end was called after " + std::to_string(waited_count_) +
                                            " of " + std::to_string(bucket_count()) +

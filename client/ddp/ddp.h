@@ -22,8 +22,8 @@
 // A failure of the group, or an iteration that can never finish, is final: every later call returns
 // it. The other ranks then fail too; a new group and a new Ddp are the way on. But where it was
 // another rank that gave up an unfinished iteration, Begin and Ready say nothing of it, and Wait
-// and End do: a rank that comes later may be about to give up as well, for the same reason, and
-// then has to name what it lacks itself.
+// does: a rank that comes later may be about to give up as well, for the same reason, and then has
+// to name what it lacks itself.
 #ifndef GRADSYNC_CLIENT_DDP_DDP_H_
 #define GRADSYNC_CLIENT_DDP_DDP_H_
 

@@ -342,9 +342,9 @@ GRADSYNC_API int gradsync_ddp_bucket(const gradsync_ddp* ddp, uint32_t index,
  * GRADSYNC_FAILED_PRECONDITION, with PyTorch's own words "Expected to have finished reduction in
  * the prior iteration before starting a new one." and the names of the parameters without a
  * gradient, if the last iteration is unfinished: that is final, and fails the group on every rank
- * with those words, because this rank's buckets will never come. The others are told by wait or
- * end, not by begin or ready, which let them go on: a rank that comes later may be about to fail
- * in the same way, and then names what it lacks itself. */
+ * with those words, because this rank's buckets will never come. The others are told by wait, not
+ * by begin or ready, which let them go on: a rank that comes later may be about to fail in the same
+ * way, and then names what it lacks itself. */
 GRADSYNC_API int gradsync_ddp_begin(gradsync_ddp* ddp, gradsync_error* error);
 
 /* The gradient lies in its slot, complete. Hands the bucket over when it is the bucket's last; does
