@@ -1,14 +1,20 @@
 """Run by Python at the start of every process below ``gradsync-run``, before the trainer's code.
 
 Its folder, which holds nothing else, is the first one of ``PYTHONPATH``. A process that never
-imports torch pays for this file alone: nothing but the standard library is imported here.
+imports torch pays for this file alone, so it imports little that Python has not imported by then.
 """
+
+from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 
 class _Watch:
@@ -67,9 +73,8 @@ def _run_shadowed() -> None:
     spec = PathFinder.find_spec(__name__, sys.path[sys.path.index(here) + 1 :])
     if spec is None or spec.loader is None:
         return
-    from importlib.util import module_from_spec  # noqa: PLC0415 - rarely needed
-
-    module = module_from_spec(spec)
+    module = type(sys)(__name__)
+    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
     sys.modules[__name__] = module
     spec.loader.exec_module(module)
 
