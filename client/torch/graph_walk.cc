@@ -13,6 +13,11 @@ void GraphWalk::AddParameter(const autograd::Node* accumulator) {
   reached_.push_back(0);
 }
 
+void GraphWalk::ForgetParameters() {
+  parameters_.clear();
+  reached_.clear();
+}
+
 const std::vector<uint32_t>& GraphWalk::FindUnused(const std::vector<at::Tensor>& outputs) {
   seen_.clear();
   open_.clear();

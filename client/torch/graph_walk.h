@@ -16,6 +16,7 @@ class GraphWalk {
  public:
   // The node at which the graph ends in the next parameter: they are numbered as they are added.
   void AddParameter(const ::torch::autograd::Node* accumulator);
+  void ForgetParameters();
 
   // The parameters that no path from any of `outputs` leads to, in ascending order. Ends early when
   // it has found them all.

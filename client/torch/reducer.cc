@@ -461,6 +461,12 @@ void Reducer::State::FindUnused(const std::vector<at::Tensor>& outputs) {
   // By the name under which torch's reducer shows it to profilers.
   RECORD_FUNCTION("torch.distributed.ddp.reducer::search_unused_parameters",
                   c10::ArrayRef<const c10::IValue>());
+  if (gradient_type_) {  // the copies have new accumulators in every iteration
+    walk_.ForgetParameters();
+    for (const at::Tensor& parameter : parameters_) {
+      walk_.AddParameter(autograd::impl::try_get_grad_accumulator(parameter).get());
+    }
+  }
   const std::vector<uint32_t>& found = walk_.FindUnused(outputs);
   if (walked_ && found != unused_) same_unused_ = false;
   unused_ = found;
@@ -846,7 +852,11 @@ void Reducer::State::Restore(uint32_t index) {
 void Reducer::State::RestoreUnused(uint32_t index) {
   if (IsSparse(index)) return;
   if (gradsync_ddp_used_by(ddp_.get(), index) > 0) {
-    Restore(index);
+    if (gradient_type_) {
+      ReplaceGradient(index, views_[index]);  // by then the parameter has its full type again
+    } else {
+      Restore(index);
+    }
     return;
   }
   for (const auto& [saved, content] : saved_) {

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from training import fingerprint, make, mlp, new_group, process_group, train
@@ -647,13 +646,6 @@ def ask_for_the_impossible(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         with pytest.raises(NotImplementedError, match=r'"0\.weight" on meta'):
             DistributedDataParallel(nn.Sequential(nn.Linear(3, 3, device="meta")))
-        with pytest.raises(NotImplementedError, match="mixed_precision together with"):
-            DistributedDataParallel(
-                mlp(),
-                mixed_precision=_MixedPrecision(torch.bfloat16),
-                find_unused_parameters=True,
-            )
-
         # torch's own checks come first, in torch's words.
         with pytest.raises(RuntimeError, match="doesn't have any parameter that requires"):
             DistributedDataParallel(nn.Flatten())

@@ -303,6 +303,41 @@ def test_mixed_precision(ranks: Ranks, meeting: Callable[[], str], reduce: torch
     ranks.run(use_less_precision, meeting(), reduce, size=2)
 
 
+class Ways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(6, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, way: int) -> Tensor:
+        return self.ways[way](x)
+
+
+def use_less_precision_on_some_ways(rank: int, size: int, store: str) -> None:
+    with process_group("gradsync", store, rank, size):
+        model: Any = DistributedDataParallel(
+            Ways(),
+            find_unused_parameters=True,
+            mixed_precision=_MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        )
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 6), 2.0), rank).sum().backward()
+            for way, layer in enumerate(model.module.ways):
+                assert layer.weight.dtype == torch.float32
+                if way == 2:  # that nobody takes
+                    assert layer.weight.grad is None
+                    continue
+                assert layer.weight.grad.dtype == torch.float32
+                assert torch.equal(layer.weight.grad, torch.full((4, 6), 2.0 / size))
+        model(torch.full((1, 6), 4.0), 0).sum().backward()  # added to what is there
+        for way, value in ((0, 1 + 4), (1, 1)):
+            assert torch.equal(model.module.ways[way].weight.grad, torch.full((4, 6), float(value)))
+
+
+def test_mixed_precision_with_unused_parameters(ranks: Ranks, meeting: Callable[[], str]) -> None:
+    ranks.run(use_less_precision_on_some_ways, meeting(), size=2)
+
+
 def step_in_backward(rank: int, size: int, store: str, views: bool) -> None:
     with process_group("gradsync", store, rank, size):
         results = []

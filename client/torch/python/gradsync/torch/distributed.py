@@ -84,7 +84,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             way of checkpointing works with it. A graph that changes all the same raises.
         delay_all_reduce_named_params, param_to_hook_all_reduce: the named parameters are averaged
             together, apart from the buckets, when the other one's gradient is made.
-        mixed_precision: as torch's; not together with ``find_unused_parameters``.
+        mixed_precision: as torch's.
         batched_grad_copy, lazy_bucket_allocation: without effect. Copies are always batched by
             bucket, and the memory of buckets is shared with the daemon for good.
 
@@ -129,8 +129,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
     ) -> None:
-        if mixed_precision is not None and find_unused_parameters:
-            _not_implemented("mixed_precision together with find_unused_parameters=True")
         super().__init__(
             module,
             device_ids=device_ids,
