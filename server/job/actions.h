@@ -9,6 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "server/engine/engine.h"
+#include "server/job/asides.h"
 #include "server/job/operation.h"
 #include "shm/status.h"
 
@@ -55,14 +56,10 @@ struct AnswerMessage {
   std::shared_ptr<const Message> message;
 };
 
-// Answer a request to stand aside, now that every member has: with `status`, or with where the
-// group goes on, and the member that took part longest.
+// Answer a request to stand aside.
 struct AnswerAside {
   SessionId session = 0;
-  uint32_t request_id = 0;
-  Status status;
-  uint64_t next_sequence = 0;
-  uint32_t last_member = 0;
+  AsideAnswer answer;
 };
 
 // The session broke the rules, or its job cannot go on: send it `status` and close it. The session

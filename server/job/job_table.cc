@@ -475,11 +475,9 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
   if (!decision.failure.ok()) {
     Answer(*group, group->mailboxes.Fail(decision.failure), actions);
   }
-  for (const AsideAnswer& answer : decision.asides) {
+  for (AsideAnswer& answer : decision.asides) {
     const FormedGroup::Member& member = group->members[answer.member];
-    if (!member.active) continue;
-    actions->push_back(AnswerAside{member.session, answer.request_id, answer.status,
-                                   answer.next_sequence, answer.last_member});
+    if (member.active) actions->push_back(AnswerAside{member.session, std::move(answer)});
   }
   if (decision.start != nullptr) {
     ++running_;

@@ -33,6 +33,8 @@ std::string Text(const Actions& actions) {
           if constexpr (std::is_same_v<std::decay_t<decltype(what)>, StartTask> ||
                         std::is_same_v<std::decay_t<decltype(what)>, CompleteOperations>) {
             return "";
+          } else if constexpr (std::is_same_v<std::decay_t<decltype(what)>, AnswerAside>) {
+            return what.answer.status.message();
           } else {
             return what.status.message();
           }
@@ -751,6 +753,50 @@ TEST_F(JobTableTest, ManyShortJobsLeaveNothingBehind) {
     if (run % 2 == 1) (void)table_.Finished(group, 0, now_);
   }
   ExpectNothingIsLeft();
+}
+
+// ---- Standing aside -----------------------------------------------------------------------------
+
+AsideRequest Aside(uint64_t next_sequence) {
+  return {.request_id = 9, .next_sequence = next_sequence, .timeout = std::chrono::seconds(5)};
+}
+
+TEST_F(JobTableTest, WhoStandsAsideIsAnsweredWhenAllDo) {
+  JoinAll(2);
+  FormGroup("world", {0, 1});
+  EXPECT_THAT(table_.StandAside(0, 0, Aside(0), now_), IsEmpty());
+  const GroupId group = StartedGroup(Submit(1, 0, AllReduce(0)));
+  EXPECT_THAT(Lines(table_.Finished(group, 0, now_)),
+              ElementsAre("complete s0 #0 below 1", "complete s1 #0 below 1"));
+  EXPECT_THAT(Lines(table_.StandAside(1, 0, Aside(1), now_)),
+              ElementsAre("rejoin s0 r9 at 1 of 1", "rejoin s1 r9 at 1 of 1"));
+  (void)Submit(0, 0, AllReduce(1));
+  EXPECT_THAT(Lines(Submit(1, 0, AllReduce(1))), ElementsAre("start 1"));
+}
+
+TEST_F(JobTableTest, WhoStandsAsideHearsOfALostRankAndOfTheTimeout) {
+  JoinAll(2);
+  FormGroup("world", {0, 1});
+  FormGroup("other", {0, 1});
+  (void)table_.StandAside(0, 0, Aside(0), now_);
+  (void)table_.StandAside(0, 1, Aside(0), now_);
+  EXPECT_EQ(table_.NextDeadline(), now_ + std::chrono::seconds(5));
+  (void)Submit(1, 1, AllReduce(0));  // the engine is at work there
+  now_ += std::chrono::seconds(5);
+  EXPECT_THAT(Lines(table_.CheckDeadlines(now_)),
+              ElementsAre("fail s0 #0 DEADLINE_EXCEEDED", "fail s1 #0 DEADLINE_EXCEEDED",
+                          "rejoin s0 r9 DEADLINE_EXCEEDED"));
+  const Actions actions = table_.Leave(1, Departure::kLost, now_);
+  EXPECT_THAT(actions, IsEmpty()) << "not before the operation is complete";
+}
+
+TEST_F(JobTableTest, ARankThatStandsAsideTwiceOrInNoGroupIsClosed) {
+  JoinAll(2);
+  FormGroup("world", {0, 1});
+  (void)table_.StandAside(0, 0, Aside(0), now_);
+  EXPECT_THAT(Lines(table_.StandAside(0, 0, Aside(0), now_)),
+              ElementsAre("close s0 PROTOCOL", "fail s1 #0 RANK_LOST"));
+  EXPECT_THAT(Lines(table_.StandAside(1, 7, Aside(0), now_)), ElementsAre("close s1 PROTOCOL"));
 }
 
 // ---- Draining -----------------------------------------------------------------------------------

@@ -81,10 +81,11 @@ inline std::string Line(const Action& action) {
                                   ? absl::StrCat("message of ", what.message->from)
                                   : std::string(CodeName(what.status.code())));
         } else if constexpr (std::is_same_v<T, AnswerAside>) {
-          return absl::StrCat(
-              "rejoin s", what.session, " r", what.request_id, " ",
-              what.status.ok() ? absl::StrCat("at ", what.next_sequence, " of ", what.last_member)
-                               : std::string(CodeName(what.status.code())));
+          const AsideAnswer& answer = what.answer;
+          return absl::StrCat("rejoin s", what.session, " r", answer.request_id, " ",
+                              answer.status.ok() ? absl::StrCat("at ", answer.next_sequence, " of ",
+                                                                answer.last_member)
+                                                 : std::string(CodeName(answer.status.code())));
         } else {
           return absl::StrCat("close s", what.session, " ", CodeName(what.status.code()));
         }

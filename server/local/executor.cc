@@ -135,13 +135,14 @@ void Executor::Run(const AnswerMessage& action) {
 void Executor::Run(const AnswerAside& action) {
   TrainerSession* session = Find(action.session);
   if (session == nullptr) return;
+  const AsideAnswer& answer = action.answer;
   Status sent;
-  if (!action.status.ok()) {
-    sent = session->SendError(action.request_id, action.status);
+  if (!answer.status.ok()) {
+    sent = session->SendError(answer.request_id, answer.status);
   } else {
-    auto reply = MakeMessage<Rejoined>(action.request_id);
-    reply.next_sequence = action.next_sequence;
-    reply.last = action.last_member;
+    auto reply = MakeMessage<Rejoined>(answer.request_id);
+    reply.next_sequence = answer.next_sequence;
+    reply.last = answer.last_member;
     sent = session->Send(reply);
   }
   if (!sent.ok()) Lost(session);
