@@ -77,7 +77,8 @@ std::string RankTable(const v1::Job& job) {
   return table.ToText();
 }
 
-std::string BucketStateText(const v1::Bucket& bucket, const std::vector<uint32_t>& group_ranks) {
+// `ranks`: those that take part.
+std::string BucketStateText(const v1::Bucket& bucket, const std::vector<uint32_t>& ranks) {
   switch (bucket.state()) {
     case v1::BUCKET_STATE_IDLE:
       return "idle";
@@ -89,11 +90,10 @@ std::string BucketStateText(const v1::Bucket& bucket, const std::vector<uint32_t
       return "unknown";
   }
   std::vector<uint32_t> missing;
-  std::copy_if(group_ranks.begin(), group_ranks.end(), std::back_inserter(missing),
-               [&bucket](uint32_t rank) {
-                 const auto& ready = bucket.ready_ranks();
-                 return std::find(ready.begin(), ready.end(), rank) == ready.end();
-               });
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(missing), [&bucket](uint32_t rank) {
+    const auto& ready = bucket.ready_ranks();
+    return std::find(ready.begin(), ready.end(), rank) == ready.end();
+  });
   if (missing.empty()) return "waits for its turn";
   return absl::StrCat("waits for ", FormatRanks(missing));
 }
@@ -118,7 +118,8 @@ std::string BucketTable(const v1::Group& group) {
                {"TOTAL ms", Align::kRight},
                {"PARAMETERS", Align::kRight},
                {"NAMES", Align::kLeft}});
-  const std::vector<uint32_t> ranks = ToVector(group.ranks());
+  std::vector<uint32_t> ranks = ToVector(group.ranks());
+  for (const uint32_t aside : group.aside_ranks()) std::erase(ranks, aside);
   for (const v1::Bucket& bucket : group.buckets()) {
     auto [last_rank, wait, queue, reduce, total] = TimeCells(bucket);
     table.AddRow({absl::StrCat(bucket.index()), FormatBytes(bucket.bytes()), bucket.dtype(),
@@ -143,6 +144,10 @@ std::string FormatGroup(const v1::Group& group, const std::string& job_failure) 
   }
   if (!group.failure().empty() && group.failure() != job_failure) {
     absl::StrAppend(&text, "  failed: ", Printable(group.failure()), "\n");
+  }
+  if (group.aside_ranks_size() > 0) {
+    absl::StrAppend(&text, "  goes on without ", FormatRanks(ToVector(group.aside_ranks())),
+                    ", out of input\n");
   }
   if (group.has_wait()) absl::StrAppend(&text, "  ", DescribeWait(group.wait()), "\n");
   if (group.buckets_size() > 0) absl::StrAppend(&text, BucketTable(group));

@@ -79,6 +79,15 @@ TEST(FormatTest, ABucketThatEveryRankHandedInWaitsForItsTurn) {
   EXPECT_NE(FormatJob(ToJob(job)).find(" waits for its turn "), std::string::npos);
 }
 
+TEST(FormatTest, RanksThatStandAsideAreShownAndNotWaitedFor) {
+  JobSnapshot job = TrainingJob();
+  job.groups[0].aside_ranks = {1};
+  job.groups[0].waiting_operation.reset();
+  const std::string text = FormatJob(ToJob(job));
+  EXPECT_NE(text.find("  goes on without rank 1, out of input\n"), std::string::npos) << text;
+  EXPECT_EQ(text.find("waits for rank 1"), std::string::npos) << text;
+}
+
 TEST(FormatTest, NamesCannotCommandTheTerminal) {
   JobSnapshot job = FailedJob();
   job.job = "a\x1B[2J";

@@ -80,6 +80,7 @@ v1::Group ToGroup(const GroupSnapshot& group) {
   result.set_bytes(group.bytes);
   if (group.completed > 0) *result.mutable_last() = ToTiming(group.last);
   result.set_failure(ToUtf8(group.failure));
+  result.mutable_aside_ranks()->Add(group.aside_ranks.begin(), group.aside_ranks.end());
   if (WaitsForARank(group)) *result.mutable_wait() = ToWait(group);
   for (const BucketSnapshot& bucket : group.buckets) *result.add_buckets() = ToBucket(bucket);
   return result;

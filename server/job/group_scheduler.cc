@@ -453,6 +453,7 @@ GroupSnapshot GroupScheduler::Snapshot(Time now) const {
   snapshot.last = last_timing_;
   snapshot.failure = failure_.message();
   snapshot.buckets = plan_.Snapshot();
+  snapshot.aside_ranks = RanksIn(asides_.members());
   AddBucketStates(&snapshot.buckets);
   if (expiries_.empty()) return snapshot;
   // Something is held up by a missing member.

@@ -480,6 +480,8 @@ TEST(GroupSchedulerTest, TheOthersGoOnWithoutAMemberThatStandsAside) {
     GroupScheduler group = MakeGroup(3);
     EXPECT_TRUE(IsNothing(group.StandAside(1, Aside(0, policy), Time())));
     EXPECT_TRUE(IsNothing(group.Submit(0, BucketReduce(0, 0), HalfMinute(), Time())));
+    EXPECT_THAT(group.Snapshot(Time()).aside_ranks, ElementsAre(1));
+    EXPECT_THAT(group.Snapshot(Time()).missing_ranks, ElementsAre(2));
     const Decision decision = group.Submit(2, BucketReduce(0, 0), HalfMinute(), Time());
     ASSERT_NE(decision.start, nullptr);
     EXPECT_EQ(decision.start->inputs.size(), 2u);

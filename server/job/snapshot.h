@@ -46,7 +46,8 @@ struct GroupSnapshot {
   uint64_t completed = 0;  // operations
   uint64_t bytes = 0;      // reduced, gathered or broadcast, per rank
   Timing last;
-  std::string failure;  // empty while it works
+  std::string failure;                // empty while it works
+  std::vector<uint32_t> aside_ranks;  // that stand aside: nobody waits for them
   // The operation that the group waits for, if any rank has submitted it or a later one.
   std::optional<std::string> waiting_operation;
   std::vector<uint32_t> missing_ranks;
