@@ -300,6 +300,8 @@ Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
     Abort(late);  // the others count on an operation that this rank cannot take part in
     return late;
   }
+  GRADSYNC_RETURN_IF_ERROR(
+      CheckTakesPart());  // another thread may have had its turn to stand aside
   if (collective.count == 0) return PerformEmpty(collective, deadline);
   Run run(this, collective, deadline);
   // The others count on an operation that this rank cannot take part in.
@@ -406,11 +408,19 @@ Status DaemonGroup::StandAside(AsidePolicy policy, Timeout timeout) {
         Code::kInvalidArgument,
         "there is no policy " + std::to_string(static_cast<int>(policy)) + " of standing aside"};
   }
+  const Timeout resolved = session_->Resolve(timeout);
+  // What another thread is in the middle of comes first.
+  const Turns::Turn turn(&collectives_, After(resolved));
+  if (!turn.taken()) {
+    return {Code::kDeadlineExceeded, "rank " + std::to_string(session_->identity().rank) +
+                                         " could not stand aside in group '" + tag_ +
+                                         "': a collective of another thread was under way"};
+  }
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
   auto request = MakeMessage<gradsync::StandAside>();
   request.group = number_;
   request.next_sequence = next_sequence_.load(std::memory_order_relaxed);
   request.policy = static_cast<uint8_t>(policy);
-  const Timeout resolved = session_->Resolve(timeout);
   request.timeout_ms = static_cast<uint32_t>(resolved.count());
   const auto id = session_->connection().Post(request, {}, After(resolved));
   if (!id) return id.error();

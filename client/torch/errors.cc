@@ -29,14 +29,15 @@ void BindErrors() {
     Classes()[code.cast<int>()] = type.inc_ref().ptr();
   }
   // For pybind11's functions; autograd has its own way.
-  py::register_local_exception_translator([](std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-value-param):
-                                                                           // as it is called
-    try {
-      if (thrown) std::rethrow_exception(thrown);
-    } catch (Error& error) {
-      PyErr_SetString(error.python_type(), error.what());
-    }
-  });
+  py::register_local_exception_translator(
+      [](std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-value-param):
+                                       // as it is called
+        try {
+          if (thrown) std::rethrow_exception(thrown);
+        } catch (Error& error) {
+          PyErr_SetString(error.python_type(), error.what());
+        }
+      });
 }
 
 }  // namespace gradsync::torch

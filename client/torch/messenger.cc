@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,8 @@ namespace {
 
 // Whether this thread runs the callbacks of a message's future.
 thread_local bool is_settling = false;
+
+constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace
 
@@ -132,10 +135,16 @@ void Messenger::End(const std::shared_ptr<State>& state, const Pending& pending)
 void Messenger::Settle(const std::shared_ptr<State>& state,
                        const c10::intrusive_ptr<CollectiveWork>& work) {
   is_settling = true;
+  // Whatever becomes of this thread: an interpreter that ends, ends those that want its lock.
+  struct Leave {
+    const std::shared_ptr<State>& state;
+    ~Leave() {
+      const std::lock_guard lock(state->mutex);
+      --state->settling;
+      state->changed.notify_all();
+    }
+  } const leave{state};
   work->Settle();
-  const std::lock_guard lock(state->mutex);
-  --state->settling;
-  state->changed.notify_all();
 }
 
 void Messenger::Finish() {
@@ -153,9 +162,10 @@ void Messenger::Finish() {
   } else if (thread.joinable()) {
     thread.join();
   }
-  // One that drops the last reference to the messenger does not wait for itself.
+  // One that drops the last reference to the messenger does not wait for itself; and a callback may
+  // wait for what only the caller of this would do.
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->settling == 0 || is_settling; });
+  state_->changed.wait_for(lock, kPatience, [&] { return state_->settling == 0 || is_settling; });
 }
 
 }  // namespace gradsync::torch

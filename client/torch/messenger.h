@@ -37,7 +37,8 @@ class Messenger {
   void Receive(c10::intrusive_ptr<CollectiveWork> work, const at::Tensor& tensor, uint32_t from,
                uint32_t tag, Timeout timeout);
 
-  // What is under way fails; nothing more is taken. Returns when the callbacks have ended.
+  // What is under way fails; nothing more is taken. Returns when the callbacks have ended,
+  // or after some seconds.
   void Finish();
 
  private:

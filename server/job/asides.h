@@ -44,6 +44,7 @@ class Asides {
 
   // The others have done something.
   void Touch(Time now) { last_activity_ = now; }
+  Time last_activity() const { return last_activity_; }
 
   // When one of those that stand aside has seen nothing done for as long as it is ready to wait.
   std::optional<Time> Deadline() const {

@@ -82,7 +82,12 @@ class GroupModel {
     aside_[member] = {next, timeout};
     activity_ = now;
     Expectation expectation = Settle();
-    if (reason_ != Code::kOk) {
+    if (reason_ == Code::kOk && IsSomebodyDeserted()) {
+      const std::optional<uint64_t> started = expectation.start;
+      reason_ = Code::kRankLost;
+      expectation = Settle();
+      expectation.start = started;
+    } else if (reason_ != Code::kOk) {
       if (told_) AnswerAll(&expectation);
     } else if (aside_.size() == size_) {
       expectation.rejoined = {0, 0};
@@ -105,7 +110,9 @@ class GroupModel {
 
   Expectation Gone(uint32_t member, bool orderly) {
     gone_.insert(member);
-    if (reason_ == Code::kOk && (!orderly || IsSomebodyStranded())) reason_ = Code::kRankLost;
+    if (reason_ == Code::kOk && (!orderly || IsSomebodyStranded() || IsSomebodyDeserted())) {
+      reason_ = Code::kRankLost;
+    }
     return Settle();
   }
 
@@ -196,6 +203,12 @@ class GroupModel {
       }
     }
     return false;
+  }
+
+  // Whether a member stands aside and waits for one that has left.
+  bool IsSomebodyDeserted() const {
+    const auto is_aside = [this](uint32_t member) { return aside_.contains(member); };
+    return !aside_.empty() && !std::all_of(gone_.begin(), gone_.end(), is_aside);
   }
 
   Expectation Settle() {

@@ -86,6 +86,7 @@ Decision GroupScheduler::StandAside(uint32_t member, const AsideRequest& request
   AdvanceReady(&decision);
   StartIfReady(now, &decision);
   if (failure_.ok() && asides_.all()) decision.asides = asides_.Rejoin();
+  FailIfDeserted(&decision);
   return decision;
 }
 
@@ -247,6 +248,7 @@ Decision GroupScheduler::MemberGone(uint32_t member, bool orderly, const Status&
     unreachable_why_ = why;
   }
   FailIfUnreachable(&decision);
+  FailIfDeserted(&decision);
   return decision;
 }
 
@@ -255,6 +257,17 @@ uint64_t GroupScheduler::FirstNotSubmittedBy(uint32_t member) const {
   const Pending* pending = Find(sequence);
   while (pending != nullptr && pending->arrived[member]) pending = Find(++sequence);
   return sequence;
+}
+
+// Who stands aside waits for every other member, and one that has left will not come.
+void GroupScheduler::FailIfDeserted(Decision* decision) {
+  if (!failure_.ok() || !asides_.any() || (gone_ & ~asides_.members()).none()) return;
+  Fail({unreachable_why_.code(),
+        absl::StrCat(unreachable_why_.message(), "; ", DescribeRanks(RanksIn(asides_.members())),
+                     " of group ", tag_,
+                     " ran out of input and waited for it to do the same. Every rank must leave "
+                     "the join in order.")},
+       decision);
 }
 
 void GroupScheduler::FailIfUnreachable(Decision* decision) {
@@ -455,7 +468,10 @@ GroupSnapshot GroupScheduler::Snapshot(Time now) const {
   snapshot.buckets = plan_.Snapshot();
   snapshot.aside_ranks = RanksIn(asides_.members());
   AddBucketStates(&snapshot.buckets);
-  if (expiries_.empty()) return snapshot;
+  if (expiries_.empty()) {
+    AddDeserters(&snapshot, now);
+    return snapshot;
+  }
   // Something is held up by a missing member.
   if (const Pending* blocking = Find(ready_); blocking != nullptr) {
     snapshot.waiting_operation =
@@ -470,6 +486,14 @@ GroupSnapshot GroupScheduler::Snapshot(Time now) const {
     snapshot.waiting = now - later.first;
   }
   return snapshot;
+}
+
+// Nothing is held up but those that stand aside.
+void GroupScheduler::AddDeserters(GroupSnapshot* snapshot, Time now) const {
+  if (!asides_.any() || running_) return;
+  snapshot->waiting_operation = absl::StrCat("operation ", ready_, ", which no rank has submitted");
+  snapshot->missing_ranks = RanksIn(MissingFrom(nullptr));
+  snapshot->waiting = now - asides_.last_activity();
 }
 
 void GroupScheduler::AddBucketStates(std::vector<BucketSnapshot>* buckets) const {

@@ -129,6 +129,7 @@ class GroupScheduler {
   void StartIfReady(Time now, Decision* decision);
   void Fail(Status why, Decision* decision);
   void FailIfUnreachable(Decision* decision);
+  void FailIfDeserted(Decision* decision);
   const Pending* Find(uint64_t sequence) const;
   uint64_t FirstNotSubmittedBy(uint32_t member) const;
   void Record(const Pending& finished, Time now);
@@ -145,6 +146,7 @@ class GroupScheduler {
   Status NeedsEveryRankStatus(const Pending& pending) const;
   Status PoliciesDifferStatus(uint32_t member) const;
   Status DesertedStatus(Time now) const;
+  void AddDeserters(GroupSnapshot* snapshot, Time now) const;
   void AddBucketStates(std::vector<BucketSnapshot>* buckets) const;
   static void AddBucketState(const Pending& pending, BucketState state,
                              std::vector<uint32_t> ready_ranks,

@@ -605,6 +605,22 @@ TEST(GroupSchedulerTest, WhoStandsAsideWaitsAsLongAsTheOthersGetOn) {
                                                     "0, of which nothing came"));
 }
 
+TEST(GroupSchedulerTest, WhoStandsAsideDoesNotWaitForAMemberThatHasLeft) {
+  GroupScheduler left_after = MakeGroup(2);
+  (void)left_after.StandAside(0, Aside(0), Time());
+  EXPECT_THAT(left_after.Snapshot(At(seconds(3))).missing_ranks, ElementsAre(1));
+  EXPECT_EQ(left_after.Snapshot(At(seconds(3))).waiting, seconds(3));
+  const Decision first = left_after.MemberGone(1, /*orderly=*/true, kLeft);
+  EXPECT_EQ(first.failure.code(), Code::kRankLost);
+  EXPECT_THAT(first.failure.message(), HasSubstr("rank 1 has left the job; rank 0 of group ddp:0"));
+  EXPECT_EQ(first.asides.size(), 1u);
+  GroupScheduler left_before = MakeGroup(2);
+  (void)left_before.MemberGone(1, /*orderly=*/true, kLeft);
+  const Decision second = left_before.StandAside(0, Aside(0), Time());
+  EXPECT_EQ(second.failure.code(), Code::kRankLost);
+  EXPECT_EQ(second.asides.size(), 1u);
+}
+
 TEST(GroupSchedulerTest, WhoStandsAsideHearsOfAFailureWhenTheRunningOperationIsComplete) {
   GroupScheduler group = MakeGroup(2);
   for (const uint32_t member : {0, 1}) (void)group.Submit(member, AllReduce(0), HalfMinute(), {});

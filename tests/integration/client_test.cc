@@ -733,10 +733,19 @@ TEST_F(ClientTest, ARankMayForbidThatTheOthersGoOnWithoutIt) {
 TEST_F(ClientTest, WhoStandsAsideHearsOfARankThatLeavesOrDoesNothing) {
   RunRanks(2, [](const Rank& rank) {
     if (rank.group->rank() == 1) return;  // leaves, and the session with it
+    ASSERT_TRUE(rank.group->StandAside(AsidePolicy::kAverageOverAll, kPatient).ok());
+    const Status status = rank.group->Rejoin().error();
+    EXPECT_EQ(status.code(), Code::kRankLost) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr("rank 1 has destroyed its group"));
+  });
+  std::latch heard(1);
+  RunRanks(2, [&](const Rank& rank) {
+    if (rank.group->rank() == 1) return heard.wait();
     ASSERT_TRUE(rank.group->StandAside(AsidePolicy::kAverageOverAll, kShort).ok());
     const Status status = rank.group->Rejoin().error();
     EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.ToString();
     EXPECT_THAT(status.message(), HasSubstr("waited for rank 1"));
+    heard.count_down();
   });
 }
 

@@ -226,8 +226,8 @@ typedef enum gradsync_aside_policy {
 
 /* This rank submits nothing more to the group, and the others go on without it: sums and averages
  * (all_reduce, buckets), gradsync_share and barriers. Anything else that they submit fails the
- * group. Until gradsync_rejoin every call on the group is refused. With the same policy on every
- * rank. `timeout_ms`: how long nothing may come from the others. Does not wait. */
+ * group. Until gradsync_rejoin every collective and bucket of the group is refused. With the same
+ * policy on every rank. `timeout_ms`: how long nothing may come from the others. Does not wait. */
 GRADSYNC_API int gradsync_stand_aside(gradsync_group* group, gradsync_aside_policy policy,
                                       uint32_t timeout_ms, gradsync_error* error);
 

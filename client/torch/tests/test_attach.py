@@ -148,7 +148,8 @@ def test_the_sitecustomize_in_its_way_is_run(tmp_path: Path) -> None:
     # Another installation's in between does not lead in circles.
     other = shutil.copytree(Path(_run.__file__).with_name("_site"), tmp_path / "other")
     for entries in (str(tmp_path), f"{other}{os.pathsep}{tmp_path}"):
-        ended = python("import sitecustomize; print(sitecustomize.value)", PYTHONPATH=entries)
+        code = "import sitecustomize; print(sitecustomize.value); import torch"
+        ended = python(code, PYTHONPATH=entries)
         assert (ended.status, ended.out, ended.err) == (0, "shadowed\n", "")
 
 

@@ -56,7 +56,7 @@ def compare(  # noqa: PLR0917 - one for each parameter of the test
             assert model._get_ddp_logging_data()["join_uneven_inputs"]
             if wrapper is DistributedDataParallel:  # all end with the last one's state
                 everyones: list[Any] = [None] * size
-                dist.all_gather_object(everyones, results[-1][1])
+                dist.all_gather_object(everyones, [p.detach() for p in model.parameters()])
                 for values in everyones[1:]:
                     torch.testing.assert_close(values, everyones[0], rtol=0, atol=0)
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
@@ -85,8 +85,11 @@ def test_join_with_accumulation(ranks: Ranks, meeting: Callable[[], str]) -> Non
     ranks.run(compare, meeting(), mlp, {}, True, True, size=2)
 
 
-def test_join_with_buffers(ranks: Ranks, meeting: Callable[[], str]) -> None:
-    ranks.run(compare, meeting(), batch_norm, {}, True, False, size=2)
+@pytest.mark.parametrize("options", [{}, {"broadcast_buffers": False}], ids=str)
+def test_join_with_buffers(
+    ranks: Ranks, meeting: Callable[[], str], options: dict[str, Any]
+) -> None:
+    ranks.run(compare, meeting(), batch_norm, options, True, False, size=2)
 
 
 def use_no_collective(rank: int, size: int, store: str) -> None:
@@ -151,9 +154,9 @@ def test_a_rank_without_input_and_training_afterwards(
     ranks.run(start_late, meeting(), size=2)
 
 
-def throw(rank: int, size: int, store: str) -> None:
+def throw(rank: int, size: int, store: str, build: Callable[[], nn.Module]) -> None:
     with process_group("gradsync", store, rank, size, timeout_s=10):
-        model = DistributedDataParallel(mlp())
+        model = DistributedDataParallel(build())
         message = "exhausted all inputs" if rank == 0 else "Detected at least one rank"
         steps = 0
         with (
@@ -161,13 +164,16 @@ def throw(rank: int, size: int, store: str) -> None:
             model.join(throw_on_early_termination=True),
         ):
             for _ in range(3 + rank):
-                model(torch.ones(1, 6)).sum().backward()
+                model(torch.ones(4, 6)).sum().backward()
                 steps += 1
         assert steps == 3
 
 
-def test_an_early_end_is_thrown_on_every_rank(ranks: Ranks, meeting: Callable[[], str]) -> None:
-    ranks.run(throw, meeting(), size=2)
+@pytest.mark.parametrize("build", [mlp, batch_norm])
+def test_an_early_end_is_thrown_on_every_rank(
+    ranks: Ranks, meeting: Callable[[], str], build: Callable[[], nn.Module]
+) -> None:
+    ranks.run(throw, meeting(), build, size=2)
 
 
 def leave(rank: int, size: int, store: str) -> None:

@@ -97,6 +97,7 @@ class DdpOptions(Structure):
         ("fixed_plan", c_uint32),
         ("bucket_bytes_list", POINTER(c_uint64)),
         ("bucket_bytes_count", c_uint32),
+        ("fill_from_front", c_uint32),
     ]
 
 

@@ -115,18 +115,22 @@ def _meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> bool:
     answer = store.get(f"{keys}/together") == b"True"
     if rank == 0 and able and not answer:
         _warn(
-            "the trainer is left as it is: its ranks are not all on one node, which gradsync does "
-            "not support yet"
+            "the trainer is left as it is: its ranks are not all on one node, or in one container, "
+            "which gradsync does not support yet, or some cannot import gradsync.torch"
         )
     return answer
 
 
 def _node() -> str:
-    """A name for this machine that no other has. Containers of a machine share it."""
+    """A name for where this process would find its daemon: the same on two ranks if they meet."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return socket.gethostname()
+        machine = socket.gethostname()
+    if os.environ.get("GRADSYNC_SOCKET") or Path("/run/gradsync/gradsyncd.sock").exists():
+        return f"{machine}/{os.getuid()}"
+    # A private daemon's socket lies in a folder that containers of a machine do not share.
+    return f"{machine}/{os.getuid()}/{Path('/proc/self/ns/mnt').stat().st_ino}"
 
 
 def _launcher_tells_of_several_nodes() -> bool:

@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 class _Watch:
     """A finder that finds torch as the others do, and acts when its import is complete."""
 
+    _asks = False
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        # Another one like it, of another installation, asks this one in turn.
+        if name != "torch" or self._asks:
             return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = (
-                find(name, path, target) if finder is not self and find else None
-            )
-            if spec is not None:
-                _call_after_import(spec)
-                return spec
+        self._asks = True
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = (
+                    find(name, path, target) if finder is not self and find else None
+                )
+                if spec is not None:
+                    _call_after_import(spec)
+                    return spec
+        finally:
+            self._asks = False
         return None
 
 
@@ -55,7 +62,7 @@ def _attach() -> None:
         from gradsync._attach import attach  # noqa: PLC0415 - not before torch
 
         attach()
-    except (ImportError, AttributeError) as error:  # no gradsync here, or one for another torch
+    except Exception as error:
         print(
             f"gradsync-run: warning: programs of {sys.executable} are left as they are: {error}; "
             "gradsync has to be installed where torch is",

@@ -429,14 +429,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """For ranks with different numbers of inputs: a rank that leaves the context has run out,
         says so to the daemon, and waits for the others, whose gradients are averaged without it
         and without any message between the ranks beyond the gradients. At the end every rank gets
-        the parameters and buffers of the one that went on longest (of several, the last).
+        the parameters, and the buffers if they are broadcast, of the one that went on longest (of
+        several, the last).
 
         As with torch, buffers are those of the last rank that still has input. A rank waits as long
         as the others get on; if nothing comes from them for the process group's timeout, all raise.
 
         With a communication hook, sparse gradients, ``static_graph``, delayed or in-backward
-        averaging, and in torch's own ``Join([...])`` of several joinables, torch's way is taken,
-        with two small collectives in every forward.
+        averaging, with ``throw_on_early_termination`` if no buffers are broadcast, and in torch's
+        own ``Join([...])`` of several joinables, torch's way is taken, with two small collectives
+        in every forward.
 
         Args:
             divide_by_initial_world_size: averages are divided by the number of all ranks, else by
@@ -446,7 +448,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 "Detected at least one rank that exhausted inputs. Throwing across all ranks.";
                 after it the wrapped module cannot be used any more.
         """
-        if not enable or not self._daemon_can_stand_in():
+        if not enable or not self._daemon_can_stand_in(throw_on_early_termination):
             context: AbstractContextManager[Any] = super().join(
                 divide_by_initial_world_size, enable, throw_on_early_termination
             )
@@ -462,8 +464,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             policy = _C.AsidePolicy.AVERAGE_OVER_PRESENT
         return DaemonJoin(self, policy)
 
-    def _daemon_can_stand_in(self) -> bool:
+    def _broadcasts_buffers(self) -> bool:
+        """In every forward, on every rank alike."""
+        return bool(self.forward_sync_buffers and self.modules_buffers)
+
+    def _daemon_can_stand_in(self, throws: bool) -> bool:
         """Whether what the ranks do together in an iteration is known to the daemon."""
+        # A module that has collectives of its own in forward is to throw before it: torch asks
+        # there. With buffers to broadcast the daemon does.
+        if throws and not self._broadcasts_buffers():
+            return False
         return not (
             self._gradsync_has_hook
             or any(self._gradsync_sparse)
@@ -475,22 +485,25 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def _wait_for_longer_ranks(self, policy: _C.AsidePolicy) -> None:
         reducer = self._connected()
         broadcaster = self._gradsync_broadcaster
-        # Where buffers are broadcast, that comes first in every iteration.
         meeting: list[_C.Broadcaster | _C.Reducer] = [reducer]
-        if self.forward_sync_buffers and self.modules_buffers:
-            meeting.insert(0, broadcaster)
-        for place in meeting:
-            place.stand_aside(policy)
+        if self._broadcasts_buffers():
+            # Who goes on without this rank finds out by the buffers, which come first in an
+            # iteration; whatever else goes wrong with a rank ends the reducer's group.
+            place = 0 if policy is _C.AsidePolicy.FORBID else 1
+            meeting.insert(place, broadcaster)
+        for group in meeting:
+            group.stand_aside(policy)
         last = 0
         try:
-            for place in meeting:
-                last = place.rejoin()
+            for group in meeting:
+                longest = group.rejoin()
+                last = longest if group is reducer else last
         except RuntimeError as error:
             if policy is _C.AsidePolicy.FORBID and "exhausted inputs" in str(error):
                 rank = dist.get_rank(self.process_group)
                 raise RuntimeError(f"Rank {rank} exhausted all inputs.") from error
             raise
-        self._broadcast_module(with_buffers=True, root=last)
+        self._broadcast_module(with_buffers=bool(self.forward_sync_buffers), root=last)
 
     def join_hook(self, **kwargs: Any) -> Any:
         if isinstance(self.reducer, _Unconnected):
