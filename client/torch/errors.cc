@@ -28,16 +28,15 @@ void BindErrors() {
   for (const auto& [code, type] : by_code.cast<py::dict>()) {
     Classes()[code.cast<int>()] = type.inc_ref().ptr();
   }
-  // For pybind11's functions; autograd has its own way.
-  py::register_local_exception_translator(
-      [](std::exception_ptr thrown) {  // NOLINT(performance-unnecessary-value-param):
-                                       // as it is called
-        try {
-          if (thrown) std::rethrow_exception(thrown);
-        } catch (Error& error) {
-          PyErr_SetString(error.python_type(), error.what());
-        }
-      });
+  // For pybind11's functions; autograd has its own way. The parameter's type is pybind11's.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (Error& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
 }
 
 }  // namespace gradsync::torch

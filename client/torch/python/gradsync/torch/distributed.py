@@ -503,6 +503,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 rank = dist.get_rank(self.process_group)
                 raise RuntimeError(f"Rank {rank} exhausted all inputs.") from error
             raise
+        self._authoritative_rank = last
         self._broadcast_module(with_buffers=bool(self.forward_sync_buffers), root=last)
 
     def join_hook(self, **kwargs: Any) -> Any:
