@@ -28,4 +28,11 @@ void BucketEvents::End(uint32_t bucket) {
   ends_.erase(found);
 }
 
+// The profiler that saw them begin may be gone, and with it the memory that their end is written
+// to: they are left behind without one. That is rare, and an event is small.
+void BucketEvents::Reset() {
+  if (ends_.empty()) return;
+  static_cast<void>(std::make_unique<Ends>(std::exchange(ends_, {})).release());
+}
+
 }  // namespace gradsync::torch

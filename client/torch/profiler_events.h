@@ -25,17 +25,21 @@ inline bool IsProfiled() {
 class BucketEvents {
  public:
   explicit BucketEvents(const std::string& backend) : title_(backend + ":all_reduce") {}
+  BucketEvents(const BucketEvents&) = delete;
+  BucketEvents& operator=(const BucketEvents&) = delete;
+  ~BucketEvents() { Reset(); }
 
   // `buffer`: for profilers that record shapes.
   void Begin(uint32_t bucket, const at::Tensor& buffer);
   // Nothing, if it has not begun.
   void End(uint32_t bucket);
-  // Ends all.
-  void Reset() { ends_.clear(); }
+  // Gives up those of an iteration that did not end.
+  void Reset();
 
  private:
   const std::string title_;
-  std::map<uint32_t, std::function<void()>> ends_;  // by bucket
+  using Ends = std::map<uint32_t, std::function<void()>>;  // by bucket
+  Ends ends_;
 };
 
 // As long as it lives, an event on this thread; none for an empty title.

@@ -95,8 +95,7 @@ def test_a_profiler_sees_the_search_and_no_bucket_that_is_skipped(
 def fail_while_watched(rank: int, size: int, store: str) -> None:
     with process_group("gradsync", store, rank, size):
         model = DistributedDataParallel(Model(), bucket_cap_mb=0)
-        events = events_of(model, 2)  # a bucket is handed over, and never waited for
-        assert len(events.get("gradsync:all_reduce", [])) <= 2
+        events_of(model, 2)  # a bucket is handed over, and never waited for
         with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
             events_of(model)
 
