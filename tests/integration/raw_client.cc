@@ -54,7 +54,9 @@ Result<RawClient> RawClient::Join(const std::string& socket, const std::string& 
 }
 
 Status RawClient::SayHello(Hello hello) {
-  GRADSYNC_RETURN_IF_ERROR(SendRaw(AsBytes(hello)));
+  // A daemon that refuses the connection may have hung up by now; its reason can still be read.
+  const Status sent = SendRaw(AsBytes(hello));
+  if (sent.code() != Code::kDaemonLost) GRADSYNC_RETURN_IF_ERROR(sent);
   std::vector<UniqueFd> fds;
   const Result<Welcome> welcome = Receive<Welcome>(&fds);
   if (!welcome) return welcome.error();
