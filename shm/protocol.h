@@ -21,6 +21,9 @@
 //   ReceiveMessage                -> MessageReceived  + its memory; when there is one
 //   CancelMessage                 -> Done             after the ErrorReply to what it cancels
 //   StandAside                    -> Rejoined         when every rank of the group stands aside
+//   AllocateDeviceSegment         -> SegmentAllocated + the memory, of a GPU
+//   ImportDeviceSegment (+ it)    -> SegmentAllocated
+//   UseDevice                     -> Done
 //   Goodbye                       -> Done             then both close
 #ifndef GRADSYNC_SHM_PROTOCOL_H_
 #define GRADSYNC_SHM_PROTOCOL_H_
@@ -35,12 +38,13 @@
 #include <string_view>
 #include <type_traits>
 
+#include "shm/device.h"
 #include "shm/session_layout.h"
 
 namespace gradsync {
 
 // Raised whenever a message, the control segment or their meaning changes.
-inline constexpr uint16_t kProtocolVersion = 3;
+inline constexpr uint16_t kProtocolVersion = 4;
 inline constexpr uint32_t kFrameMagic = 0x63736467;  // "gdsc"
 
 // Where the daemon and a client that was told nothing meet.
@@ -69,6 +73,9 @@ enum class FrameType : uint16_t {
   kCancelMessage = 17,
   kStandAside = 18,
   kRejoined = 19,
+  kAllocateDeviceSegment = 20,
+  kImportDeviceSegment = 21,
+  kUseDevice = 22,
 };
 
 struct FrameHeader {
@@ -128,6 +135,37 @@ struct SegmentAllocated {
   uint64_t bytes;  // at least what was asked, a whole number of pages
   uint32_t segment;
   uint32_t reserved;
+};
+
+// As AllocateSegment, in memory of a GPU; the descriptor is for cuMemImportFromShareableHandle.
+struct AllocateDeviceSegment {
+  static constexpr FrameType kType = FrameType::kAllocateDeviceSegment;
+  FrameHeader header;
+  uint64_t bytes;
+  DeviceUuid device;
+  Text<32> label;
+};
+
+// Makes a segment of GPU memory that the trainer has allocated, and keeps until it has freed the
+// segment: exported, as a descriptor that comes along, or by its legacy handle.
+struct ImportDeviceSegment {
+  static constexpr FrameType kType = FrameType::kImportDeviceSegment;
+  FrameHeader header;
+  uint64_t bytes;  // of the whole allocation
+  DeviceUuid device;
+  uint8_t hand_over;  // HandOver, one of the trainer's memory
+  uint8_t reserved[7];
+  LegacyHandle handle;  // kLegacyHandle only
+};
+
+// This rank's operations of the group on GPUs are on this one, and go through this flag page
+// (shm/device.h). Once for a group, before the first of them.
+struct UseDevice {
+  static constexpr FrameType kType = FrameType::kUseDevice;
+  FrameHeader header;
+  DeviceUuid device;
+  uint32_t group;
+  uint32_t flags_segment;  // in the machine's memory, of one page: kFlagPageBytes
 };
 
 struct FreeSegment {

@@ -41,7 +41,8 @@ struct Submission {
   uint8_t kind;         // OpKind
   uint8_t dtype;        // DType
   uint8_t reduce_op;    // ReduceOp
-  uint8_t reserved[5];
+  uint8_t on_device;    // 1: on the GPU of UseDevice, where both sides are; else 0
+  uint8_t reserved[4];
   // One block, or one for each rank, on those who have a side (OpTraits). The output may equal the
   // input, but for kAllToAll.
   Region input;

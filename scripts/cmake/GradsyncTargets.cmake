@@ -44,13 +44,14 @@ function(gradsync_library name)
   target_link_libraries(${name} PUBLIC gradsync_options ${ARG_DEPS} Threads::Threads)
 endfunction()
 
-# gradsync_tests(NAME SOURCES... [DEPS targets...] [LABELS labels...] [SERIAL] [TIMEOUT s]): one
+# gradsync_tests(NAME SOURCES... [DEPS targets...] [LABELS labels...] [SERIAL] [TIMEOUT s] [ENVIRONMENT NAME=value...]): one
 # GoogleTest binary for a folder, each test of it known to ctest. SERIAL: real processes or clocks.
+# ENVIRONMENT: variables of its tests.
 function(gradsync_tests name)
   if(NOT GRADSYNC_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "SERIAL" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "TIMEOUT" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   find_package(GTest REQUIRED)
   include(GoogleTest)
   add_executable(${name} ${ARG_SOURCES})
@@ -66,6 +67,24 @@ function(gradsync_tests name)
     list(APPEND properties LABELS "${ARG_LABELS}")
   endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+  if(ARG_ENVIRONMENT)
+    # By a file that ctest reads behind the list of tests: as a property above, only the first variable
+    # would arrive.
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}_environment.cmake)
+    file(GENERATE OUTPUT ${file} CONTENT
+      "if(${name}_TESTS)\n  set_tests_properties(\${${name}_TESTS} PROPERTIES ENVIRONMENT \"${ARG_ENVIRONMENT}\")\nendif()\n")
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${file})
+  endif()
+endfunction()
+
+# gradsync_movable(NAME): a program that also runs where scripts/bundle has put it, with the libraries
+# that it needs in a lib/ beside its folder. The old kind of tag, because the new one does not hold for
+# what those libraries need themselves.
+function(gradsync_movable name)
+  if(TARGET ${name})
+    set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN/../lib" INSTALL_RPATH "$ORIGIN/../lib")
+    target_link_options(${name} PRIVATE LINKER:--disable-new-dtags)
+  endif()
 endfunction()
 
 # gradsync_benchmark(NAME SOURCES... [DEPS targets...]): a Google Benchmark binary.
