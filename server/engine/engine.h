@@ -15,6 +15,8 @@
 
 namespace gradsync {
 
+struct DeviceSide;  // device_engine.h
+
 // One operation whose inputs are all there. Ranks are indices into `inputs` and `outputs`, in the
 // group's order. `outputs[i]` may equal `inputs[i]` (in place), but for kAllToAll; other overlaps
 // are not allowed.
@@ -34,6 +36,8 @@ struct Task {
   // rank. Aligned to the element's size.
   std::vector<const std::byte*> inputs;
   std::vector<std::byte*> outputs;
+  // On GPUs, for a DeviceEngine: then the addresses above are the GPUs'. Null for an Engine.
+  std::shared_ptr<DeviceSide> device;
   // Keeps the memory mapped until the task is done, whatever becomes of its sessions.
   std::vector<std::shared_ptr<const void>> keep_alive;
 };
