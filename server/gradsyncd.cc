@@ -29,6 +29,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/cpu/cpu_engine.h"
+#include "server/engine/cuda_module.h"
 #ifdef GRADSYNC_WITH_INSPECT
 #include "server/inspect/inspect_server.h"
 #include "server/inspect/socket_path.h"
@@ -65,6 +66,15 @@ ABSL_FLAG(uint64_t, max_user_bytes, 0,
           "Bytes of segments of all sessions of one user. 0: as --max-total-bytes.");
 ABSL_FLAG(uint64_t, max_total_bytes, 0,
           "Bytes of segments of all sessions together. 0: the machine's memory.");
+ABSL_FLAG(uint64_t, max_session_device_bytes, 0,
+          "Bytes of segments on GPUs of one session. 0: what the GPUs have.");
+ABSL_FLAG(std::string, import_gpu_memory, "own-user",
+          "Whose GPU memory may be reduced where the trainer has allocated it: never, own-user or "
+          "always. A trainer that frees such memory too early can harm every job of that GPU.");
+ABSL_FLAG(std::string, cuda_module, "",
+          "The GPU engine. Empty: gradsync_cuda.so beside this program or in ../lib/gradsync. "
+          "Loaded, like the driver and NCCL, when the first trainer uses a GPU.");
+ABSL_FLAG(std::string, nccl, "libnccl.so.2", "NCCL's library, for jobs over several GPUs.");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warning, error, critical or off.");
 ABSL_FLAG(std::string, log_file, "",
           "Appends the log to this file; empty: stderr. SIGHUP is ignored: rotate with "
@@ -86,15 +96,29 @@ constexpr int kExitUsage = 2;
 
 // What concerns one start only is not taken from the environment.
 constexpr std::array kFlags = {
-    FlagName{"socket"},         FlagName{"socket_mode"},
+    FlagName{"socket"},
+    FlagName{"socket_mode"},
 #ifdef GRADSYNC_WITH_INSPECT
     FlagName{"inspect_socket"},
 #endif
-    FlagName{"threads"},        FlagName{"idle_exit"},         FlagName{"drain_timeout"},
-    FlagName{"max_sessions"},   FlagName{"max_user_sessions"}, FlagName{"max_session_bytes"},
-    FlagName{"max_user_bytes"}, FlagName{"max_total_bytes"},   FlagName{"log_level"},
-    FlagName{"log_file"},       FlagName{"ready_fd", false},   FlagName{"detach", false},
-    FlagName{"version", false}, FlagName{"help", false},
+    FlagName{"threads"},
+    FlagName{"idle_exit"},
+    FlagName{"drain_timeout"},
+    FlagName{"max_sessions"},
+    FlagName{"max_user_sessions"},
+    FlagName{"max_session_bytes"},
+    FlagName{"max_user_bytes"},
+    FlagName{"max_total_bytes"},
+    FlagName{"max_session_device_bytes"},
+    FlagName{"import_gpu_memory"},
+    FlagName{"cuda_module"},
+    FlagName{"nccl"},
+    FlagName{"log_level"},
+    FlagName{"log_file"},
+    FlagName{"ready_fd", false},
+    FlagName{"detach", false},
+    FlagName{"version", false},
+    FlagName{"help", false},
 };
 
 Result<mode_t> ParseMode(const std::string& text) {
@@ -109,6 +133,15 @@ Result<mode_t> ParseMode(const std::string& text) {
   if (!text.empty() && mode <= 0777) return mode;
   return Unexpected(Code::kInvalidArgument,
                     absl::StrCat("--socket-mode: '", text, "' is not an octal mode up to 0777"));
+}
+
+Result<ServerOptions::ImportMemory> ParseImportMemory(const std::string& text) {
+  if (text == "never") return ServerOptions::ImportMemory::kNever;
+  if (text == "own-user") return ServerOptions::ImportMemory::kOwnUser;
+  if (text == "always") return ServerOptions::ImportMemory::kAlways;
+  return Unexpected(
+      Code::kInvalidArgument,
+      absl::StrCat("--import-gpu-memory: '", text, "' is none of never, own-user and always"));
 }
 
 Result<ServerOptions> OptionsFromFlags() {
@@ -134,6 +167,11 @@ Result<ServerOptions> OptionsFromFlags() {
   options.max_session_bytes = absl::GetFlag(FLAGS_max_session_bytes);
   options.max_user_bytes = absl::GetFlag(FLAGS_max_user_bytes);
   options.max_total_bytes = absl::GetFlag(FLAGS_max_total_bytes);
+  options.max_session_device_bytes = absl::GetFlag(FLAGS_max_session_device_bytes);
+  Result<ServerOptions::ImportMemory> import =
+      ParseImportMemory(absl::GetFlag(FLAGS_import_gpu_memory));
+  if (!import) return Unexpected(import.error());
+  options.import_memory = *import;
   options.idle_exit = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_idle_exit).value);
   options.drain_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_drain_timeout).value);
   return options;
@@ -290,7 +328,9 @@ Status Serve(ServerOptions options, UniqueFd* ready_fd) {
   if (!engine) return engine.error();
   const std::shared_ptr<spdlog::logger> logger = options.logger;
   const std::string socket = options.socket;
-  Result<std::unique_ptr<Server>> server = Server::Create(std::move(options), *std::move(engine));
+  const CudaOptions cuda{absl::GetFlag(FLAGS_cuda_module), absl::GetFlag(FLAGS_nccl)};
+  Result<std::unique_ptr<Server>> server = Server::Create(std::move(options), *std::move(engine),
+                                                          [cuda] { return LoadCudaEngine(cuda); });
   if (!server) return server.error();
   Inspection inspection;
   GRADSYNC_RETURN_IF_ERROR(inspection.Start(socket, server->get(), logger));

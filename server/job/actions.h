@@ -23,6 +23,17 @@ struct StartTask {
   GroupId group = 0;
   uint64_t sequence = 0;
   std::shared_ptr<const Task> task;
+  Duration timeout{};  // of a task on GPUs (DeviceEngine::Run)
+};
+
+// What the GPU engine has of the group is to end soon (DeviceEngine::Abandon).
+struct AbandonTasks {
+  GroupId group = 0;
+};
+
+// The group is over, and had tasks on GPUs (DeviceEngine::Forget).
+struct ForgetGroup {
+  GroupId group = 0;
 };
 
 // Tell the session that the operations of its group `number` below `completed` are complete.
@@ -70,7 +81,7 @@ struct CloseSession {
 };
 
 using Action = std::variant<StartTask, CompleteOperations, FailGroup, ReplyCreateGroup,
-                            AnswerMessage, AnswerAside, CloseSession>;
+                            AnswerMessage, AnswerAside, CloseSession, AbandonTasks, ForgetGroup>;
 using Actions = absl::InlinedVector<Action, 4>;
 
 }  // namespace gradsync

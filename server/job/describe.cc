@@ -15,8 +15,8 @@ bool HasElements(OpKind kind) { return kind != OpKind::kBarrier; }
 bool Reduces(OpKind kind) { return TraitsOf(kind).reduces; }
 
 struct Differences {
-  bool kind, dtype, count, reduce_op, root, bucket;
-  bool any() const { return kind || dtype || count || reduce_op || root || bucket; }
+  bool kind, dtype, count, reduce_op, root, bucket, device;
+  bool any() const { return kind || dtype || count || reduce_op || root || bucket || device; }
 };
 
 Differences Compare(const Operation& a, const Operation& b) {
@@ -27,7 +27,8 @@ Differences Compare(const Operation& a, const Operation& b) {
           .count = elements && a.count != b.count,
           .reduce_op = Reduces(a.kind) && Reduces(b.kind) && a.reduce_op != b.reduce_op,
           .root = a.kind == b.kind && TraitsOf(a.kind).has_root && a.root != b.root,
-          .bucket = both(OpKind::kBucketReduce) && a.bucket != b.bucket};
+          .bucket = both(OpKind::kBucketReduce) && a.bucket != b.bucket,
+          .device = a.on_device != b.on_device};
 }
 
 }  // namespace
@@ -45,6 +46,7 @@ std::string DescribeOperation(const Operation& operation) {
   if (operation.kind == OpKind::kBucketReduce) {
     absl::StrAppend(&text, ", bucket ", operation.bucket);
   }
+  if (operation.on_device) absl::StrAppend(&text, " on GPUs");
   return text;
 }
 
@@ -57,6 +59,7 @@ std::string DifferingFields(const Operation& a, const Operation& b) {
   if (differences.reduce_op) fields.push_back("reduce op");
   if (differences.root) fields.push_back("root");
   if (differences.bucket) fields.push_back("bucket");
+  if (differences.device) fields.push_back("device");
   return absl::StrJoin(fields, ", ");
 }
 

@@ -72,11 +72,13 @@ const BucketDescription* DescribedPlan::Find(uint32_t bucket) const {
   return bucket < buckets_.size() ? &buckets_[bucket].description : nullptr;
 }
 
-void DescribedPlan::Record(uint32_t bucket, const Timing& timing, uint32_t last_rank) {
+void DescribedPlan::Record(uint32_t bucket, const Timing& timing, uint32_t last_rank,
+                           HandOver hand_over) {
   if (bucket >= buckets_.size()) return;
   ++buckets_[bucket].reductions;
   buckets_[bucket].last = timing;
   buckets_[bucket].last_rank = last_rank;
+  buckets_[bucket].hand_over = hand_over;
 }
 
 std::vector<BucketSnapshot> DescribedPlan::Snapshot() const {
@@ -92,6 +94,7 @@ std::vector<BucketSnapshot> DescribedPlan::Snapshot() const {
     snapshot.reductions = bucket.reductions;
     snapshot.last = bucket.last;
     snapshot.last_rank = bucket.last_rank;
+    snapshot.hand_over = bucket.hand_over;
   }
   return snapshots;
 }

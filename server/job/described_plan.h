@@ -27,7 +27,7 @@ class DescribedPlan {
   const BucketDescription* Find(uint32_t bucket) const;
 
   // A bucket was reduced. Buckets that were not described are not counted.
-  void Record(uint32_t bucket, const Timing& timing, uint32_t last_rank);
+  void Record(uint32_t bucket, const Timing& timing, uint32_t last_rank, HandOver hand_over);
 
   // Every bucket as if none were pending.
   std::vector<BucketSnapshot> Snapshot() const;
@@ -39,6 +39,7 @@ class DescribedPlan {
     uint64_t reductions = 0;
     Timing last{};
     uint32_t last_rank = 0;
+    HandOver hand_over = HandOver::kHostMemory;
   };
   struct Member {
     uint32_t rank = 0;

@@ -80,11 +80,11 @@ TEST(DescribedPlanTest, FirstMemberOfANewPlanReplacesTheOldOneAndItsStatistics) 
   for (uint32_t member = 0; member < 2; ++member) {
     ASSERT_TRUE(plan.Describe(member, Describe(0, 1, 100)).ok());
   }
-  plan.Record(0, {.wait = milliseconds(1)}, 1);
+  plan.Record(0, {.wait = milliseconds(1)}, 1, HandOver::kHostMemory);
   ASSERT_TRUE(plan.Describe(1, Describe(0, 2, 50)).ok());
   EXPECT_EQ(plan.Snapshot().at(0).count, 50u);
   EXPECT_EQ(plan.Snapshot().at(0).reductions, 0u);
-  plan.Record(0, {.wait = milliseconds(1)}, 0);
+  plan.Record(0, {.wait = milliseconds(1)}, 0, HandOver::kHostMemory);
   // The other member describes the same plan: compared, and nothing is forgotten.
   EXPECT_TRUE(plan.Describe(0, Describe(0, 2, 50)).ok());
   EXPECT_EQ(plan.Snapshot().at(0).reductions, 1u);
@@ -101,9 +101,10 @@ TEST(DescribedPlanTest, MemberThatIsAPlanBehindDisturbsNothing) {
 TEST(DescribedPlanTest, StatisticsAreTheLastReductions) {
   DescribedPlan plan({0});
   ASSERT_TRUE(plan.Describe(0, Describe(0, 1)).ok());
-  plan.Record(0, {.wait = milliseconds(1)}, 3);
-  plan.Record(0, {.wait = milliseconds(2), .queue = milliseconds(3), .reduce = milliseconds(4)}, 5);
-  plan.Record(9, {}, 0);
+  plan.Record(0, {.wait = milliseconds(1)}, 3, HandOver::kHostMemory);
+  plan.Record(0, {.wait = milliseconds(2), .queue = milliseconds(3), .reduce = milliseconds(4)}, 5,
+              HandOver::kHostMemory);
+  plan.Record(9, {}, 0, HandOver::kHostMemory);
   const BucketSnapshot bucket = plan.Snapshot().at(0);
   EXPECT_EQ(bucket.reductions, 2u);
   EXPECT_EQ(bucket.last_rank, 5u);

@@ -52,7 +52,7 @@ class CheckedGroup {
   bool Finish() {
     const uint64_t sequence = model_.finished();
     task_.reset();
-    return Check(scheduler_.Finished(sequence, now_), model_.Finished(now_),
+    return Check(scheduler_.Finished(sequence, OkStatus(), now_), model_.Finished(now_),
                  absl::StrCat("engine finishes ", sequence));
   }
 
@@ -107,16 +107,17 @@ class CheckedGroup {
         scheduler_.running() == model_.running() && scheduler_.failure().code() == model_.reason();
     EXPECT_TRUE(same) << "decided " << Outcome(decision) << ", expected " << expected
                       << ", after:" << history_;
-    if (decision.start != nullptr) CheckTask(decision);
+    if (!decision.starts.empty()) CheckTask(decision);
     return same;
   }
 
   void CheckTask(const Decision& decision) {
-    task_ = decision.start;
+    task_ = decision.starts.empty() ? nullptr : decision.starts.front().task;
     size_t at = 0;
     for (uint32_t member = 0; member < size_; ++member) {
-      if (!model_.HasSubmitted(member, decision.start_sequence)) continue;  // it stood aside
-      std::byte* memory = MemoryOf(member, decision.start_sequence);
+      if (!model_.HasSubmitted(member, decision.starts.front().sequence))
+        continue;  // it stood aside
+      std::byte* memory = MemoryOf(member, decision.starts.front().sequence);
       ASSERT_LT(at, task_->inputs.size());
       ASSERT_EQ(task_->inputs[at], memory);
       ASSERT_EQ(task_->outputs[at], memory + 1);

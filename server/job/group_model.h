@@ -48,7 +48,7 @@ inline std::ostream& operator<<(std::ostream& out, const Expectation& e) {
 inline Expectation Outcome(const Decision& decision) {
   Expectation outcome;
   outcome.completed = decision.completed;
-  if (decision.start != nullptr) outcome.start = decision.start_sequence;
+  if (!decision.starts.empty()) outcome.start = decision.starts.front().sequence;
   outcome.failure = decision.failure.code();
   outcome.rejected = decision.rejected.code();
   for (const AsideAnswer& answer : decision.asides) {

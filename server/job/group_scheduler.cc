@@ -22,14 +22,20 @@ std::shared_ptr<Task> MakeTask(const Operation& operation, size_t members) {
   task->inputs.resize(members);
   task->outputs.resize(members);
   task->keep_alive.resize(members);
+  if (operation.on_device) {
+    task->device = std::make_shared<DeviceSide>();
+    task->device->sequence = operation.sequence;
+    task->device->parts.resize(members);
+  }
   return task;
 }
 
 }  // namespace
 
 GroupScheduler::GroupScheduler(const std::string& job, const std::string& tag,
-                               std::vector<uint32_t> ranks)
-    : tag_(tag),
+                               std::vector<uint32_t> ranks, uint64_t id)
+    : id_(id),
+      tag_(tag),
       where_(absl::StrCat("job ", job, ", group ", tag)),
       ranks_(std::move(ranks)),
       asides_(ranks_.size()),
@@ -63,7 +69,7 @@ Decision GroupScheduler::Submit(uint32_t member, const Operation& operation, Mem
     return decision;
   }
   AdvanceReady(&decision);
-  StartIfReady(now, &decision);
+  StartReady(now, &decision);
   return decision;
 }
 
@@ -76,7 +82,7 @@ Decision GroupScheduler::StandAside(uint32_t member, const AsideRequest& request
   const bool same_policy = !asides_.any() || asides_.policy() == request.policy;
   asides_.Add(member, request, now);
   if (!failure_.ok()) {
-    if (!running_) decision.asides = asides_.Fail(failure_);
+    if (running_.empty()) decision.asides = asides_.Fail(failure_);
     return decision;
   }
   if (!same_policy) {
@@ -84,7 +90,7 @@ Decision GroupScheduler::StandAside(uint32_t member, const AsideRequest& request
     return decision;
   }
   AdvanceReady(&decision);
-  StartIfReady(now, &decision);
+  StartReady(now, &decision);
   if (failure_.ok() && asides_.all()) decision.asides = asides_.Rejoin();
   FailIfDeserted(&decision);
   return decision;
@@ -143,6 +149,11 @@ void GroupScheduler::Arrive(Pending* pending, uint32_t member, const Operation& 
   pending->task->inputs[member] = buffers.input;
   pending->task->outputs[member] = buffers.output;
   pending->task->keep_alive[member] = std::move(buffers.keep_alive);
+  if (DeviceSide* device = pending->task->device.get(); device != nullptr) {
+    device->group = id_;
+    device->parts[member] = {buffers.device, ranks_[member], std::move(buffers.flags)};
+  }
+  pending->hand_over = std::max(pending->hand_over, buffers.hand_over);
   pending->arrived.set(member);
   ++pending->arrived_count;
   pending->last_member = member;
@@ -187,35 +198,57 @@ Status GroupScheduler::LeaveOutMissing(Pending* pending) const {
     task.inputs[kept] = task.inputs[member];
     task.outputs[kept] = task.outputs[member];
     task.keep_alive[kept] = std::move(task.keep_alive[member]);
+    if (task.device != nullptr) {
+      task.device->parts[kept] = std::move(task.device->parts[member]);
+    }
     ++kept;
   }
   task.inputs.resize(kept);
   task.outputs.resize(kept);
   task.keep_alive.resize(kept);
+  if (task.device != nullptr) task.device->parts.resize(kept);
   return OkStatus();
 }
 
-void GroupScheduler::StartIfReady(Time now, Decision* decision) {
-  if (running_ || !failure_.ok() || completed_ == ready_) return;
-  const auto next = pending_.find(completed_);
-  running_ = std::move(next->second);
-  pending_.erase(next);
-  running_->started = now;
-  decision->start = std::move(running_->task);
-  decision->start_sequence = completed_;
+bool GroupScheduler::MayStart(const Pending& next) const {
+  if (running_.empty()) return true;
+  return next.operation.on_device && running_.back().operation.on_device &&
+         running_.size() < kFlagSlots;
 }
 
-Decision GroupScheduler::Finished(uint64_t sequence, Time now) {
+void GroupScheduler::StartReady(Time now, Decision* decision) {
+  if (!failure_.ok()) return;
+  for (uint64_t sequence = completed_ + running_.size(); sequence < ready_; ++sequence) {
+    const auto next = pending_.find(sequence);
+    if (!MayStart(next->second)) return;
+    Pending& started = running_.emplace_back(std::move(next->second));
+    pending_.erase(next);
+    started.started = now;
+    used_devices_ |= started.operation.on_device;
+    decision->starts.push_back({sequence, std::move(started.task), started.timeout});
+  }
+}
+
+Decision GroupScheduler::Finished(uint64_t sequence, const Status& result, Time now) {
   Decision decision;
-  if (!running_ || sequence != completed_) return decision;
-  Record(*running_, now);
-  running_.reset();
-  ++completed_;
+  if (running_.empty() || sequence != running_.front().operation.sequence) return decision;
+  const Pending finished = std::move(running_.front());
+  running_.pop_front();
+  decision.finished = true;
   asides_.Touch(now);
-  decision.completed = completed_;
-  decision.failure = failure_;
-  if (!failure_.ok()) decision.asides = asides_.Fail(failure_);
-  StartIfReady(now, &decision);
+  if (result.ok()) {
+    Record(finished, now);
+    completed_ = sequence + 1;
+    decision.completed = completed_;
+  } else if (failure_.ok()) {
+    Fail(EngineStatus(finished, result), &decision);
+    return decision;
+  }
+  if (!failure_.ok() && running_.empty()) {
+    decision.failure = failure_;
+    decision.asides = asides_.Fail(failure_);
+  }
+  StartReady(now, &decision);
   return decision;
 }
 
@@ -230,7 +263,7 @@ void GroupScheduler::Record(const Pending& finished, Time now) {
     bytes_ += operation.count * DTypeSize(operation.dtype) * copies;
   }
   if (operation.kind == OpKind::kBucketReduce) {
-    plan_.Record(operation.bucket, last_timing_, ranks_[finished.last_member]);
+    plan_.Record(operation.bucket, last_timing_, ranks_[finished.last_member], finished.hand_over);
   }
 }
 
@@ -285,14 +318,14 @@ Decision GroupScheduler::CheckDeadline(Time now) {
   if (!expiries_.empty() && expiries_.top().first <= now) {
     Fail(DeadlineStatus(*Find(expiries_.top().second), now), &decision);
   } else if (const auto of_asides = asides_.Deadline();
-             of_asides && *of_asides <= now && !running_) {
+             of_asides && *of_asides <= now && running_.empty()) {
     Fail(DesertedStatus(now), &decision);
   }
   return decision;
 }
 
 std::optional<Time> GroupScheduler::NextDeadline() const {
-  std::optional<Time> next = running_ ? std::nullopt : asides_.Deadline();
+  std::optional<Time> next = running_.empty() ? asides_.Deadline() : std::nullopt;
   if (!expiries_.empty()) {
     next = next ? std::min(*next, expiries_.top().first) : expiries_.top().first;
   }
@@ -309,7 +342,10 @@ void GroupScheduler::Fail(Status why, Decision* decision) {
   failure_ = std::move(why);
   pending_ = {};
   expiries_ = {};
-  if (running_) return;
+  if (!running_.empty()) {
+    decision->abandon = running_.back().operation.on_device;
+    return;
+  }
   decision->failure = failure_;
   decision->asides = asides_.Fail(failure_);
 }
@@ -404,12 +440,17 @@ Status GroupScheduler::LostStatus(uint32_t member, const Status& why) const {
     absl::StrAppend(&text, " in operation ", ready_, ", ", OperationText(blocking->operation),
                     ", which rank ", ranks_[member],
                     blocking->arrived[member] ? " had submitted" : " had not submitted");
-  } else if (running_) {
-    absl::StrAppend(&text, " after operation ", completed_, ", ",
-                    OperationText(running_->operation));
+  } else if (!running_.empty()) {
+    const Operation& last = running_.back().operation;
+    absl::StrAppend(&text, " after operation ", last.sequence, ", ", OperationText(last));
   }
   absl::StrAppend(&text, ". Look at that rank's own output for the cause.");
   return {why.code(), std::move(text)};
+}
+
+Status GroupScheduler::EngineStatus(const Pending& failed, const Status& why) const {
+  return {why.code(), absl::StrCat(where_, ": operation ", failed.operation.sequence, ", ",
+                                   OperationText(failed.operation), ": ", why.message())};
 }
 
 Status GroupScheduler::UnreachableStatus(const Pending& pending) const {
@@ -490,15 +531,15 @@ GroupSnapshot GroupScheduler::Snapshot(Time now) const {
 
 // Nothing is held up but those that stand aside.
 void GroupScheduler::AddDeserters(GroupSnapshot* snapshot, Time now) const {
-  if (!asides_.any() || running_) return;
+  if (!asides_.any() || !running_.empty()) return;
   snapshot->waiting_operation = absl::StrCat("operation ", ready_, ", which no rank has submitted");
   snapshot->missing_ranks = RanksIn(MissingFrom(nullptr));
   snapshot->waiting = now - asides_.last_activity();
 }
 
 void GroupScheduler::AddBucketStates(std::vector<BucketSnapshot>* buckets) const {
-  if (running_) {
-    AddBucketState(*running_, BucketState::kRunning, RanksIn(running_->arrived), buckets);
+  for (const Pending& running : running_) {
+    AddBucketState(running, BucketState::kRunning, RanksIn(running.arrived), buckets);
   }
   std::vector<const Pending*> in_order;
   in_order.reserve(pending_.size());

@@ -5,8 +5,10 @@
 // any order within a window (buckets become ready as backward reaches them). Operation s starts
 // when every member has submitted s and operation s-1 has finished: so buckets start strictly in
 // index order, whatever order they became ready in, and at most one operation of a group is in the
-// engine. What a rank submits is compared with what the others submitted under the same number as
-// soon as two are there; a difference fails the group on every rank.
+// engine; but operations on GPUs, which are in their engine long before their data is there, may be
+// in it together, and finish in order. What a rank submits is compared with what the others
+// submitted under the same number as soon as two are there; a difference fails the group on every
+// rank.
 //
 // Failure: the first reason is kept, nothing starts after it, and what is pending is dropped. The
 // members are told at once, or, if an operation is in the engine, when that has finished (and is
@@ -26,6 +28,7 @@
 #define GRADSYNC_SERVER_JOB_GROUP_SCHEDULER_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,6 +38,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "server/engine/engine.h"
 #include "server/job/asides.h"
 #include "server/job/described_plan.h"
@@ -49,18 +53,26 @@ namespace gradsync {
 // carried out in this order.
 struct Decision {
   Status rejected;                    // not OK: the submitting member broke the rules; nothing else
+  bool finished = false;              // an operation has left the engine
   std::optional<uint64_t> completed;  // operations below this are now complete
   Status failure;                     // not OK: the group has failed now, on every member
   std::vector<AsideAnswer> asides;    // to members that stood aside
-  std::shared_ptr<const Task> start;  // run it: operation `start_sequence`
-  uint64_t start_sequence = 0;
+  bool abandon =
+      false;  // what is in the GPU engine of the group is to end soon, whatever comes out
+  struct Start {
+    uint64_t sequence = 0;
+    std::shared_ptr<const Task> task;
+    Duration timeout{};  // of a task on GPUs: for the trainers' streams to come to it
+  };
+  absl::InlinedVector<Start, 1> starts;  // run them, in order
 };
 
 class GroupScheduler {
  public:
-  // `job` and `tag` are for texts. `ranks[member]` is a member's rank in the job: 1 to
-  // kMaxLocalRanks of them.
-  GroupScheduler(const std::string& job, const std::string& tag, std::vector<uint32_t> ranks);
+  // `job` and `tag` are for texts. `id` is the daemon's number for the group: tasks on GPUs carry
+  // it. `ranks[member]` is a member's rank in the job: 1 to kMaxLocalRanks of them.
+  GroupScheduler(const std::string& job, const std::string& tag, std::vector<uint32_t> ranks,
+                 uint64_t id = 0);
 
   // Operations of a group that has failed are ignored: their member has been told or will be.
   Decision Submit(uint32_t member, const Operation& operation, MemberBuffers buffers, Time now);
@@ -68,8 +80,9 @@ class GroupScheduler {
   // `rejected`: the member stands aside already, or has not submitted exactly what comes before.
   Decision StandAside(uint32_t member, const AsideRequest& request, Time now);
 
-  // The engine has finished the operation that was started last; any other call is ignored.
-  Decision Finished(uint64_t sequence, Time now);
+  // The engine has finished the operation, the first of those that it has; any other call is
+  // ignored. `result`: why it could not carry it out, which fails the group.
+  Decision Finished(uint64_t sequence, const Status& result, Time now);
 
   // The member will submit nothing more; `why` is a clause that names its rank ("job x: rank 1
   // died"). `orderly`: what it has submitted still counts, and the group fails when another member
@@ -88,10 +101,12 @@ class GroupScheduler {
   Status DescribeBucket(uint32_t member, BucketDescription description);
 
   // What it remembers: operations that are not complete, and buckets of the plan.
-  size_t operation_count() const { return pending_.size() + (running_ ? 1 : 0); }
+  size_t operation_count() const { return pending_.size() + running_.size(); }
   size_t bucket_count() const { return plan_.size(); }
 
-  bool running() const { return running_.has_value(); }
+  bool running() const { return !running_.empty(); }
+  // Whether any operation was on GPUs.
+  bool used_devices() const { return used_devices_; }
   const Status& failure() const { return failure_; }  // also while its announcement waits
   GroupSnapshot Snapshot(Time now) const;
 
@@ -107,8 +122,9 @@ class GroupScheduler {
     Time first{};
     Time last{};
     Time started{};
-    Time deadline{};     // the earliest of those that have arrived
-    Duration timeout{};  // that makes it so
+    Time deadline{};                             // the earliest of those that have arrived
+    Duration timeout{};                          // that makes it so
+    HandOver hand_over = HandOver::kHostMemory;  // the furthest from the daemon's own
   };
 
   struct Member {
@@ -126,7 +142,8 @@ class GroupScheduler {
   // Nothing more will come for it: some members stand aside.
   Status LeaveOutMissing(Pending* pending) const;
   MemberSet MissingFrom(const Pending* pending) const;
-  void StartIfReady(Time now, Decision* decision);
+  bool MayStart(const Pending& next) const;
+  void StartReady(Time now, Decision* decision);
   void Fail(Status why, Decision* decision);
   void FailIfUnreachable(Decision* decision);
   void FailIfDeserted(Decision* decision);
@@ -141,6 +158,7 @@ class GroupScheduler {
   Status MismatchStatus(const Pending& pending, uint32_t member, const Operation& operation) const;
   Status DeadlineStatus(const Pending& expired, Time now) const;
   Status LostStatus(uint32_t member, const Status& why) const;
+  Status EngineStatus(const Pending& failed, const Status& why) const;
   Status UnreachableStatus(const Pending& pending) const;
   Status ExhaustedStatus(const Pending& pending) const;
   Status NeedsEveryRankStatus(const Pending& pending) const;
@@ -152,6 +170,7 @@ class GroupScheduler {
                              std::vector<uint32_t> ready_ranks,
                              std::vector<BucketSnapshot>* buckets);
 
+  const uint64_t id_;
   const std::string tag_;
   const std::string where_;  // "job x, group y"
   const std::vector<uint32_t> ranks_;
@@ -159,9 +178,10 @@ class GroupScheduler {
   Asides asides_;
   DescribedPlan plan_;
 
-  uint64_t completed_ = 0;          // operations below this have finished
-  uint64_t ready_ = 0;              // operations below this have been submitted by every member
-  std::optional<Pending> running_;  // operation `completed_`, in the engine
+  uint64_t completed_ = 0;       // operations below this have finished
+  uint64_t ready_ = 0;           // operations below this have been submitted by every member
+  std::deque<Pending> running_;  // operations from `completed_` on, in the engine
+  bool used_devices_ = false;
   absl::flat_hash_map<uint64_t, Pending> pending_;  // by sequence; all others
   // Deadlines of pending operations from `ready_` on; those below may linger, but not at the top.
   using Expiry = std::pair<Time, uint64_t>;

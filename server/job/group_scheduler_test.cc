@@ -31,7 +31,7 @@ GroupScheduler MakeGroup(uint32_t size) {
 
 bool IsNothing(const Decision& decision) {
   return decision.rejected.ok() && !decision.completed && decision.failure.ok() &&
-         decision.start == nullptr && decision.asides.empty();
+         decision.starts.empty() && decision.asides.empty();
 }
 
 // ---- Order --------------------------------------------------------------------------------------
@@ -41,8 +41,8 @@ TEST(GroupSchedulerTest, OperationStartsOnlyWhenEveryMemberHasSubmittedIt) {
   EXPECT_TRUE(IsNothing(group.Submit(1, AllReduce(0), HalfMinute(), Time())));
   EXPECT_TRUE(IsNothing(group.Submit(0, AllReduce(0), HalfMinute(), Time())));
   const Decision decision = group.Submit(2, AllReduce(0), HalfMinute(), Time());
-  ASSERT_NE(decision.start, nullptr);
-  EXPECT_EQ(decision.start_sequence, 0u);
+  ASSERT_EQ(decision.starts.size(), 1u);
+  EXPECT_EQ(decision.starts.front().sequence, 0u);
   EXPECT_TRUE(group.running());
 }
 
@@ -54,31 +54,31 @@ TEST(GroupSchedulerTest, BucketsStartInIndexOrderWhateverOrderTheyBecomeReadyIn)
     }
   }
   EXPECT_TRUE(IsNothing(group.Submit(0, BucketReduce(0, 0), HalfMinute(), Time())));
-  EXPECT_EQ(group.Submit(1, BucketReduce(0, 0), HalfMinute(), Time()).start_sequence, 0u);
+  EXPECT_EQ(group.Submit(1, BucketReduce(0, 0), HalfMinute(), Time()).starts.at(0).sequence, 0u);
   for (uint64_t sequence = 0; sequence < 2; ++sequence) {
-    const Decision decision = group.Finished(sequence, Time());
+    const Decision decision = group.Finished(sequence, OkStatus(), Time());
     EXPECT_EQ(decision.completed, sequence + 1);
-    ASSERT_NE(decision.start, nullptr);
-    EXPECT_EQ(decision.start_sequence, sequence + 1);
+    ASSERT_EQ(decision.starts.size(), 1u);
+    EXPECT_EQ(decision.starts.front().sequence, sequence + 1);
   }
-  EXPECT_EQ(group.Finished(2, Time()).start, nullptr);
+  EXPECT_TRUE(group.Finished(2, OkStatus(), Time()).starts.empty());
   EXPECT_FALSE(group.running());
 }
 
 TEST(GroupSchedulerTest, OneOperationRunsAtATime) {
   GroupScheduler group = MakeGroup(1);
-  EXPECT_NE(group.Submit(0, AllReduce(0), HalfMinute(), Time()).start, nullptr);
+  EXPECT_EQ(group.Submit(0, AllReduce(0), HalfMinute(), Time()).starts.size(), 1u);
   EXPECT_TRUE(IsNothing(group.Submit(0, AllReduce(1), HalfMinute(), Time())));
-  EXPECT_NE(group.Finished(0, Time()).start, nullptr);
+  EXPECT_EQ(group.Finished(0, OkStatus(), Time()).starts.size(), 1u);
 }
 
 TEST(GroupSchedulerTest, OnlyTheRunningOperationCanFinish) {
   GroupScheduler group = MakeGroup(1);
-  EXPECT_TRUE(IsNothing(group.Finished(0, Time())));
+  EXPECT_TRUE(IsNothing(group.Finished(0, OkStatus(), Time())));
   (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
-  EXPECT_TRUE(IsNothing(group.Finished(1, Time())));
-  EXPECT_EQ(group.Finished(0, Time()).completed, 1u);
-  EXPECT_TRUE(IsNothing(group.Finished(0, Time())));
+  EXPECT_TRUE(IsNothing(group.Finished(1, OkStatus(), Time())));
+  EXPECT_EQ(group.Finished(0, OkStatus(), Time()).completed, 1u);
+  EXPECT_TRUE(IsNothing(group.Finished(0, OkStatus(), Time())));
 }
 
 TEST(GroupSchedulerTest, TaskHoldsTheDescriptorAndEveryMembersMemory) {
@@ -92,8 +92,9 @@ TEST(GroupSchedulerTest, TaskHoldsTheDescriptorAndEveryMembersMemory) {
                                .root = 1,
                                .count = 9};
   (void)group.Submit(1, operation, {&memory[0], &memory[1], mapping, seconds(1)}, Time());
-  auto task =
-      group.Submit(0, operation, {&memory[2], &memory[3], mapping, seconds(1)}, Time()).start;
+  auto task = group.Submit(0, operation, {&memory[2], &memory[3], mapping, seconds(1)}, Time())
+                  .starts.front()
+                  .task;
   ASSERT_NE(task, nullptr);
   EXPECT_EQ(task->kind, OpKind::kBroadcast);
   EXPECT_EQ(task->dtype, DType::kInt16);
@@ -119,7 +120,7 @@ TEST(GroupSchedulerTest, SubmittingANumberTwiceIsRejected) {
   // Also while it runs, and when it is complete.
   (void)group.Submit(1, AllReduce(0), HalfMinute(), Time());
   EXPECT_EQ(group.Submit(1, AllReduce(0), HalfMinute(), Time()).rejected.code(), Code::kProtocol);
-  (void)group.Finished(0, Time());
+  (void)group.Finished(0, OkStatus(), Time());
   EXPECT_EQ(group.Submit(1, AllReduce(0), HalfMinute(), Time()).rejected.code(), Code::kProtocol);
 }
 
@@ -139,7 +140,7 @@ TEST(GroupSchedulerTest, SubmittingBeyondTheWindowIsRejected) {
 TEST(GroupSchedulerTest, WindowMovesWithWhatIsComplete) {
   GroupScheduler group = MakeGroup(1);
   (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
-  (void)group.Finished(0, Time());
+  (void)group.Finished(0, OkStatus(), Time());
   EXPECT_TRUE(IsNothing(group.Submit(0, AllReduce(kSequenceWindow), HalfMinute(), Time())));
 }
 
@@ -184,10 +185,10 @@ TEST(GroupSchedulerTest, FailureIsAnnouncedWhenTheRunningOperationIsComplete) {
   (void)group.Submit(0, AllReduce(2, 1), HalfMinute(), Time());
   EXPECT_TRUE(IsNothing(group.Submit(1, AllReduce(2, 2), HalfMinute(), Time())));
   EXPECT_EQ(group.failure().code(), Code::kMismatch);
-  const Decision decision = group.Finished(0, Time());
+  const Decision decision = group.Finished(0, OkStatus(), Time());
   EXPECT_EQ(decision.completed, 1u);
   EXPECT_EQ(decision.failure.code(), Code::kMismatch);
-  EXPECT_EQ(decision.start, nullptr) << "operation 1 was ready, but the group has failed";
+  EXPECT_TRUE(decision.starts.empty()) << "operation 1 was ready, but the group has failed";
 }
 
 TEST(GroupSchedulerTest, AfterAFailureNothingMoreHappens) {
@@ -325,7 +326,7 @@ TEST(GroupSchedulerTest, LostMemberFailsTheGroupAfterTheRunningOperation) {
   (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
   (void)group.Submit(1, AllReduce(0), HalfMinute(), Time());
   EXPECT_TRUE(IsNothing(group.MemberGone(1, /*orderly=*/false, kDied)));
-  const Decision decision = group.Finished(0, Time());
+  const Decision decision = group.Finished(0, OkStatus(), Time());
   EXPECT_EQ(decision.completed, 1u);
   EXPECT_THAT(decision.failure.message(),
               HasSubstr("cannot go on after operation 0, all_reduce of 100 float32 (sum). Look"));
@@ -335,9 +336,9 @@ TEST(GroupSchedulerTest, OrderlyLeavingFailsOnlyWhatNeedsTheMember) {
   GroupScheduler group = MakeGroup(2);
   (void)group.Submit(1, AllReduce(0), HalfMinute(), Time());
   EXPECT_TRUE(IsNothing(group.MemberGone(1, /*orderly=*/true, kLeft)));
-  EXPECT_NE(group.Submit(0, AllReduce(0), HalfMinute(), Time()).start, nullptr)
+  EXPECT_EQ(group.Submit(0, AllReduce(0), HalfMinute(), Time()).starts.size(), 1u)
       << "what it had submitted still counts";
-  EXPECT_EQ(group.Finished(0, Time()).completed, 1u);
+  EXPECT_EQ(group.Finished(0, OkStatus(), Time()).completed, 1u);
   const Decision decision = group.Submit(0, AllReduce(1), HalfMinute(), Time());
   EXPECT_EQ(decision.failure.code(), Code::kRankLost);
   EXPECT_EQ(decision.failure.message(),
@@ -374,10 +375,10 @@ TEST(GroupSchedulerTest, StopFailsAnIdleGroupAtOnceAndABusyOneAfterwards) {
   (void)busy.Submit(0, AllReduce(0), HalfMinute(), Time());
   (void)busy.Submit(0, AllReduce(1), HalfMinute(), Time());
   EXPECT_TRUE(IsNothing(busy.Stop({Code::kShuttingDown, "going"})));
-  const Decision decision = busy.Finished(0, Time());
+  const Decision decision = busy.Finished(0, OkStatus(), Time());
   EXPECT_EQ(decision.completed, 1u);
   EXPECT_EQ(decision.failure.code(), Code::kShuttingDown);
-  EXPECT_EQ(decision.start, nullptr);
+  EXPECT_TRUE(decision.starts.empty());
 }
 
 // ---- Inspection ---------------------------------------------------------------------------------
@@ -390,8 +391,8 @@ TEST(GroupSchedulerTest, TimingsTellWaitingQueueingAndReducingApart) {
   (void)group.Submit(1, BucketReduce(1, 1), HalfMinute(), At(milliseconds(1)));
   (void)group.Submit(1, BucketReduce(0, 0), HalfMinute(), At(milliseconds(2)));
   (void)group.Submit(0, BucketReduce(1, 1), HalfMinute(), At(milliseconds(5)));
-  (void)group.Finished(0, At(milliseconds(9)));
-  (void)group.Finished(1, At(milliseconds(20)));
+  (void)group.Finished(0, OkStatus(), At(milliseconds(9)));
+  (void)group.Finished(1, OkStatus(), At(milliseconds(20)));
   const GroupSnapshot snapshot = group.Snapshot(At(milliseconds(20)));
   EXPECT_EQ(snapshot.tag, "ddp:0");
   EXPECT_THAT(snapshot.ranks, ElementsAre(0, 1));
@@ -412,14 +413,14 @@ TEST(GroupSchedulerTest, TimingsTellWaitingQueueingAndReducingApart) {
 TEST(GroupSchedulerTest, BytesAreThoseOfEachRanksOutput) {
   GroupScheduler group = MakeGroup(1);
   (void)group.Submit(0, Barrier(0), HalfMinute(), Time());
-  (void)group.Finished(0, Time());
+  (void)group.Finished(0, OkStatus(), Time());
   EXPECT_EQ(group.Snapshot(Time()).bytes, 0u);
 
   GroupScheduler pair = MakeGroup(2);
   const Operation gather = {.kind = OpKind::kAllGather, .dtype = DType::kInt64, .count = 3};
   (void)pair.Submit(0, gather, HalfMinute(), Time());
   (void)pair.Submit(1, gather, HalfMinute(), Time());
-  (void)pair.Finished(0, Time());
+  (void)pair.Finished(0, OkStatus(), Time());
   EXPECT_EQ(pair.Snapshot(Time()).bytes, 48u);
 }
 
@@ -483,10 +484,11 @@ TEST(GroupSchedulerTest, TheOthersGoOnWithoutAMemberThatStandsAside) {
     EXPECT_THAT(group.Snapshot(Time()).aside_ranks, ElementsAre(1));
     EXPECT_THAT(group.Snapshot(Time()).missing_ranks, ElementsAre(2));
     const Decision decision = group.Submit(2, BucketReduce(0, 0), HalfMinute(), Time());
-    ASSERT_NE(decision.start, nullptr);
-    EXPECT_EQ(decision.start->inputs.size(), 2u);
-    EXPECT_EQ(decision.start->outputs.size(), 2u);
-    EXPECT_EQ(decision.start->divisor, policy == AsidePolicy::kAverageOverAll ? 3u : 0u);
+    ASSERT_EQ(decision.starts.size(), 1u);
+    EXPECT_EQ(decision.starts.front().task->inputs.size(), 2u);
+    EXPECT_EQ(decision.starts.front().task->outputs.size(), 2u);
+    EXPECT_EQ(decision.starts.front().task->divisor,
+              policy == AsidePolicy::kAverageOverAll ? 3u : 0u);
   }
 }
 
@@ -494,8 +496,8 @@ TEST(GroupSchedulerTest, StandingAsideStartsWhatWaitedForTheMember) {
   GroupScheduler group = MakeGroup(2);
   (void)group.Submit(0, AllReduce(0), HalfMinute(), Time());
   const Decision decision = group.StandAside(1, Aside(0), Time());
-  ASSERT_NE(decision.start, nullptr);
-  EXPECT_EQ(decision.start->inputs.size(), 1u);
+  ASSERT_EQ(decision.starts.size(), 1u);
+  EXPECT_EQ(decision.starts.front().task->inputs.size(), 1u);
 }
 
 TEST(GroupSchedulerTest, WhenAllStandAsideTheyGoOnBehindTheLastOfThem) {
@@ -514,13 +516,13 @@ TEST(GroupSchedulerTest, WhenAllStandAsideTheyGoOnBehindTheLastOfThem) {
     EXPECT_EQ(answer.last_member, 2u);
     EXPECT_EQ(answer.request_id, 7u);
   }
-  (void)group.Finished(0, Time());
-  (void)group.Finished(1, Time());
+  (void)group.Finished(0, OkStatus(), Time());
+  (void)group.Finished(1, OkStatus(), Time());
   // All take part again.
   (void)group.Submit(1, AllReduce(2), HalfMinute(), Time());
   (void)group.Submit(2, AllReduce(2), HalfMinute(), Time());
   EXPECT_FALSE(group.running());
-  EXPECT_NE(group.Submit(0, AllReduce(2), HalfMinute(), Time()).start, nullptr);
+  EXPECT_EQ(group.Submit(0, AllReduce(2), HalfMinute(), Time()).starts.size(), 1u);
 }
 
 TEST(GroupSchedulerTest, WhatCannotDoWithoutTheMemberFailsWithItsName) {
@@ -546,7 +548,7 @@ TEST(GroupSchedulerTest, MaximaCannotDoWithoutAMemberButSharesAndBarriersCan) {
     GroupScheduler other = MakeGroup(2);
     (void)other.StandAside(1, Aside(0), Time());
     operation.kind = kind;
-    EXPECT_NE(other.Submit(0, operation, HalfMinute(), Time()).start, nullptr);
+    EXPECT_EQ(other.Submit(0, operation, HalfMinute(), Time()).starts.size(), 1u);
   }
 }
 
@@ -596,7 +598,7 @@ TEST(GroupSchedulerTest, WhoStandsAsideWaitsAsLongAsTheOthersGetOn) {
   EXPECT_EQ(group.NextDeadline(), At(seconds(30)));
   (void)group.Submit(0, AllReduce(0), HalfMinute(), At(seconds(20)));
   EXPECT_EQ(group.NextDeadline(), std::nullopt);  // the engine is at work
-  (void)group.Finished(0, At(seconds(40)));
+  (void)group.Finished(0, OkStatus(), At(seconds(40)));
   EXPECT_EQ(group.NextDeadline(), At(seconds(70)));
   EXPECT_TRUE(IsNothing(group.CheckDeadline(At(seconds(69)))));
   const Decision decision = group.CheckDeadline(At(seconds(70)));
@@ -626,7 +628,7 @@ TEST(GroupSchedulerTest, WhoStandsAsideHearsOfAFailureWhenTheRunningOperationIsC
   for (const uint32_t member : {0, 1}) (void)group.Submit(member, AllReduce(0), HalfMinute(), {});
   (void)group.StandAside(0, Aside(1), Time());
   EXPECT_TRUE(IsNothing(group.MemberGone(1, /*orderly=*/false, kDied)));
-  const Decision decision = group.Finished(0, Time());
+  const Decision decision = group.Finished(0, OkStatus(), Time());
   ASSERT_EQ(decision.asides.size(), 1u);
   EXPECT_EQ(decision.asides[0].status.code(), Code::kRankLost);
   // And one that comes later hears at once.

@@ -86,7 +86,7 @@ struct FormedGroup {
       : id(group_id),
         incarnation(of),
         tag(tag_text),
-        scheduler(of->key.name, tag_text, ranks),
+        scheduler(of->key.name, tag_text, ranks, group_id),
         mailboxes(of->key.name, tag_text, ranks) {}
 
   GroupId id;

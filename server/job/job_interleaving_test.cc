@@ -338,7 +338,7 @@ class Simulation {
     const Running done = running_[index];
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
     Expect(done.group, done.group->model.Finished(now_));
-    Check(table_.Finished(*done.group->id, done.sequence, now_), "finished", nullptr);
+    Check(table_.Finished(*done.group->id, done.sequence, OkStatus(), now_), "finished", nullptr);
   }
 
   void Destroy(Trainer* trainer, const std::string& tag) {

@@ -66,7 +66,7 @@ class JobTable::Impl {
   void CancelMessage(SessionId id, uint32_t number, uint32_t request_id, Actions* actions);
   void StandAside(SessionId id, uint32_t number, const AsideRequest& request, Time now,
                   Actions* actions);
-  void Finished(GroupId id, uint64_t sequence, Time now, Actions* actions);
+  void Finished(GroupId id, uint64_t sequence, const Status& result, Time now, Actions* actions);
   void Leave(SessionId id, Departure departure, Actions* actions);
   void CheckDeadlines(Time now, Actions* actions);
   std::optional<Time> NextDeadline() const;
@@ -98,7 +98,7 @@ class JobTable::Impl {
   void LeaveRendezvous(Incarnation* incarnation, uint32_t rank, bool orderly, const Status& clause,
                        Actions* actions);
   void DeactivateMember(FormedGroup* group, uint32_t member);
-  void ReleaseGroupIfOver(FormedGroup* group);
+  void ReleaseGroupIfOver(FormedGroup* group, Actions* actions);
   void ReleaseIfOver(Incarnation* incarnation);
 
   void Apply(FormedGroup* group, Decision decision, Actions* actions);
@@ -195,6 +195,11 @@ void JobTable::Impl::EndJob(Incarnation* incarnation, const Status& why, Actions
   // They are told by that, so nothing that their leaving brings about is sent to them as well.
   Actions unsent;
   for (const SessionId id : sessions) Remove(id, /*orderly=*/false, why, &unsent);
+  for (Action& action : unsent) {
+    const bool for_engine =
+        std::holds_alternative<AbandonTasks>(action) || std::holds_alternative<ForgetGroup>(action);
+    if (for_engine) actions->push_back(std::move(action));
+  }
 }
 
 // ---- Forming groups -----------------------------------------------------------------------------
@@ -449,16 +454,17 @@ void JobTable::Impl::Answer(const FormedGroup& group, MessageAnswers answers, Ac
   }
 }
 
-void JobTable::Impl::Finished(GroupId id, uint64_t sequence, Time now, Actions* actions) {
+void JobTable::Impl::Finished(GroupId id, uint64_t sequence, const Status& result, Time now,
+                              Actions* actions) {
   const auto found = groups_.find(id);
   if (found == groups_.end()) return;
   FormedGroup* group = found->second.get();
-  Decision decision = group->scheduler.Finished(sequence, now);
-  if (!decision.completed) return;
+  Decision decision = group->scheduler.Finished(sequence, result, now);
+  if (!decision.finished) return;
   --running_;
   Apply(group, std::move(decision), actions);
   Incarnation* incarnation = group->incarnation;
-  ReleaseGroupIfOver(group);
+  ReleaseGroupIfOver(group, actions);
   ReleaseIfOver(incarnation);
 }
 
@@ -479,9 +485,10 @@ void JobTable::Impl::Apply(FormedGroup* group, Decision decision, Actions* actio
     const FormedGroup::Member& member = group->members[answer.member];
     if (member.active) actions->push_back(AnswerAside{member.session, std::move(answer)});
   }
-  if (decision.start != nullptr) {
+  if (decision.abandon) actions->push_back(AbandonTasks{group->id});
+  for (Decision::Start& start : decision.starts) {
     ++running_;
-    actions->push_back(StartTask{group->id, decision.start_sequence, std::move(decision.start)});
+    actions->push_back(StartTask{group->id, start.sequence, std::move(start.task), start.timeout});
   }
   Recount(group);
   UpdateAlarm(group);
@@ -521,7 +528,7 @@ void JobTable::Impl::DestroyGroup(SessionId id, uint32_t number, Actions* action
   const Status clause = DestroyedClause(*session.incarnation, session.rank, group->tag);
   Apply(group, group->scheduler.MemberGone(member, /*orderly=*/true, clause), actions);
   Answer(*group, group->mailboxes.MemberGone(member, clause), actions);
-  ReleaseGroupIfOver(group);
+  ReleaseGroupIfOver(group, actions);
 }
 
 void JobTable::Impl::Leave(SessionId id, Departure departure, Actions* actions) {
@@ -544,7 +551,7 @@ void JobTable::Impl::Remove(SessionId id, bool orderly, const Status& clause, Ac
     DeactivateMember(slot.group, slot.member);
     Apply(slot.group, slot.group->scheduler.MemberGone(slot.member, orderly, clause), actions);
     Answer(*slot.group, slot.group->mailboxes.MemberGone(slot.member, clause), actions);
-    ReleaseGroupIfOver(slot.group);
+    ReleaseGroupIfOver(slot.group, actions);
   }
   ReleaseIfOver(incarnation);
 }
@@ -568,9 +575,10 @@ void JobTable::Impl::DeactivateMember(FormedGroup* group, uint32_t member) {
   --group->active;
 }
 
-void JobTable::Impl::ReleaseGroupIfOver(FormedGroup* group) {
+void JobTable::Impl::ReleaseGroupIfOver(FormedGroup* group, Actions* actions) {
   if (group->active > 0 || group->scheduler.running()) return;
   if (group->alarm) group_alarms_.erase({*group->alarm, group->id});
+  if (group->scheduler.used_devices()) actions->push_back(ForgetGroup{group->id});
   group->incarnation->groups.erase(group->id);
   groups_.erase(group->id);
 }
@@ -764,9 +772,9 @@ Actions JobTable::StandAside(SessionId session, uint32_t number, const AsideRequ
   return actions;
 }
 
-Actions JobTable::Finished(GroupId group, uint64_t sequence, Time now) {
+Actions JobTable::Finished(GroupId group, uint64_t sequence, const Status& result, Time now) {
   Actions actions;
-  impl_->Finished(group, sequence, now, &actions);
+  impl_->Finished(group, sequence, result, now, &actions);
   return actions;
 }
 

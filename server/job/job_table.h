@@ -107,8 +107,9 @@ class JobTable {
   // Ends one of those that has no answer yet.
   Actions CancelMessage(SessionId session, uint32_t number, uint32_t request_id);
 
-  // The engine has finished a StartTask. Also for groups that have failed meanwhile.
-  Actions Finished(GroupId group, uint64_t sequence, Time now);
+  // The engine has finished a StartTask, or could not (`result`). Also for groups that have failed
+  // meanwhile.
+  Actions Finished(GroupId group, uint64_t sequence, const Status& result, Time now);
 
   // A session is gone; nothing more is sent to it. Every group that it was in and that still has
   // work or may get some fails on the others with kRankLost, naming the rank; an operation that is

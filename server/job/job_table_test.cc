@@ -30,13 +30,12 @@ std::string Text(const Actions& actions) {
   for (const Action& action : actions) {
     const std::string text = std::visit(
         [](const auto& what) -> std::string {
-          if constexpr (std::is_same_v<std::decay_t<decltype(what)>, StartTask> ||
-                        std::is_same_v<std::decay_t<decltype(what)>, CompleteOperations>) {
-            return "";
+          if constexpr (requires { what.status; }) {
+            return what.status.message();
           } else if constexpr (std::is_same_v<std::decay_t<decltype(what)>, AnswerAside>) {
             return what.answer.status.message();
           } else {
-            return what.status.message();
+            return "";
           }
         },
         action);
@@ -191,7 +190,7 @@ TEST_F(JobTableTest, EndedJobLetsTheEngineFinish) {
   EXPECT_EQ(Join(1, Rank(1, 3)).code(), Code::kMismatch);
   EXPECT_EQ(table_.running_count(), 1u);
   EXPECT_TRUE(Join(2, Rank(0, 2)).ok()) << "a new run is not held up";
-  EXPECT_THAT(table_.Finished(group, 0, now_), IsEmpty());
+  EXPECT_THAT(table_.Finished(group, 0, OkStatus(), now_), IsEmpty());
   EXPECT_EQ(table_.running_count(), 0u);
   EXPECT_EQ(table_.Snapshot(now_).size(), 1u);
 }
@@ -395,7 +394,7 @@ TEST_F(JobTableTest, OperationRunsWhenEveryRankHasSubmittedItAndCompletesOnAll) 
   const Actions actions = Submit(1, 1, AllReduce(0));
   EXPECT_THAT(Lines(actions), ElementsAre("start 0"));
   EXPECT_EQ(table_.running_count(), 1u);
-  EXPECT_THAT(Lines(table_.Finished(StartedGroup(actions), 0, now_)),
+  EXPECT_THAT(Lines(table_.Finished(StartedGroup(actions), 0, OkStatus(), now_)),
               ElementsAre("complete s0 #0 below 1", "complete s1 #1 below 1"));
   EXPECT_EQ(table_.running_count(), 0u);
 }
@@ -454,7 +453,7 @@ TEST_F(JobTableTest, AlarmOfAnOperationThatIsDoneDisturbsNothing) {
   JoinAll(2);
   FormGroup("world", {0, 1});
   (void)Submit(0, 0, AllReduce(0));
-  (void)table_.Finished(StartedGroup(Submit(1, 0, AllReduce(0))), 0, now_);
+  (void)table_.Finished(StartedGroup(Submit(1, 0, AllReduce(0))), 0, OkStatus(), now_);
   now_ = At(seconds(20));
   (void)Submit(0, 0, AllReduce(1));
   ASSERT_TRUE(table_.NextDeadline());
@@ -554,7 +553,7 @@ TEST_F(JobTableTest, OperationsOfAllGroupsOfASessionAreLimited) {
   }
   // What the other rank has submitted already costs nothing, and one that is complete makes room.
   const GroupId group = StartedGroup(Submit(1, 0, Barrier(0)));
-  (void)table_.Finished(group, 0, now_);
+  (void)table_.Finished(group, 0, OkStatus(), now_);
   EXPECT_THAT(Submit(0, 0, Barrier(kHalf)), IsEmpty());
   const Actions actions = Submit(0, 0, Barrier(kHalf + 1));
   EXPECT_THAT(Lines(actions), ElementsAre("close s0 OUT_OF_MEMORY", "fail s1 #0 RANK_LOST",
@@ -603,10 +602,10 @@ TEST_F(JobTableTest, BucketsOfAllGroupsOfASessionAreLimited) {
 TEST_F(JobTableTest, FinishingWhatDoesNotRunIsIgnored) {
   JoinAll(1);
   FormGroup("self", {0});
-  EXPECT_THAT(table_.Finished(1, 0, now_), IsEmpty());
-  EXPECT_THAT(table_.Finished(99, 0, now_), IsEmpty());
+  EXPECT_THAT(table_.Finished(1, 0, OkStatus(), now_), IsEmpty());
+  EXPECT_THAT(table_.Finished(99, 0, OkStatus(), now_), IsEmpty());
   const GroupId group = StartedGroup(Submit(0, 0, Barrier(0)));
-  EXPECT_THAT(table_.Finished(group, 1, now_), IsEmpty());
+  EXPECT_THAT(table_.Finished(group, 1, OkStatus(), now_), IsEmpty());
   EXPECT_EQ(table_.running_count(), 1u);
 }
 
@@ -635,7 +634,7 @@ TEST_F(JobTableTest, DeathOfARankLetsTheRunningOperationFinish) {
   (void)Submit(0, 0, AllReduce(0));
   const GroupId group = StartedGroup(Submit(1, 0, AllReduce(0)));
   EXPECT_THAT(table_.Leave(1, Departure::kLost, now_), IsEmpty());
-  EXPECT_THAT(Lines(table_.Finished(group, 0, now_)),
+  EXPECT_THAT(Lines(table_.Finished(group, 0, OkStatus(), now_)),
               ElementsAre("complete s0 #0 below 1", "fail s0 #0 RANK_LOST"));
 }
 
@@ -666,7 +665,7 @@ TEST_F(JobTableTest, GoodbyeFailsOnlyWhatStillNeedsTheRank) {
   (void)Submit(1, 0, AllReduce(0));
   EXPECT_THAT(table_.Leave(1, Departure::kGoodbye, now_), IsEmpty());
   const Actions started = Submit(0, 0, AllReduce(0));
-  EXPECT_THAT(Lines(table_.Finished(StartedGroup(started), 0, now_)),
+  EXPECT_THAT(Lines(table_.Finished(StartedGroup(started), 0, OkStatus(), now_)),
               ElementsAre("complete s0 #0 below 1"));
   const Actions actions = Submit(0, 1, AllReduce(0));
   EXPECT_THAT(Lines(actions), ElementsAre("fail s0 #1 RANK_LOST"));
@@ -705,7 +704,8 @@ TEST_F(JobTableTest, DestroyedGroupIsNotHeardOfAgain) {
   const GroupId group = StartedGroup(Submit(1, 0, AllReduce(0)));
   (void)table_.DestroyGroup(0, 0, now_);
   FormGroup("again", {0});  // takes the number
-  EXPECT_THAT(Lines(table_.Finished(group, 0, now_)), ElementsAre("complete s1 #0 below 1"));
+  EXPECT_THAT(Lines(table_.Finished(group, 0, OkStatus(), now_)),
+              ElementsAre("complete s1 #0 below 1"));
 }
 
 TEST_F(JobTableTest, OperationOutlivesEverybodyWhoWantedIt) {
@@ -719,7 +719,7 @@ TEST_F(JobTableTest, OperationOutlivesEverybodyWhoWantedIt) {
   EXPECT_TRUE(Join(10, Rank(0, 2)).ok());
   EXPECT_EQ(table_.Snapshot(now_).size(), 2u) << "not the one that only waits for the engine";
   (void)table_.Leave(10, Departure::kGoodbye, now_);
-  EXPECT_THAT(table_.Finished(group, 0, now_), IsEmpty());
+  EXPECT_THAT(table_.Finished(group, 0, OkStatus(), now_), IsEmpty());
   ExpectNothingIsLeft();
 }
 
@@ -747,10 +747,10 @@ TEST_F(JobTableTest, ManyShortJobsLeaveNothingBehind) {
     (void)Submit(first, 0, AllReduce(0));
     const GroupId group = StartedGroup(Submit(first + 1, 0, AllReduce(0)));
     (void)Submit(first, 0, AllReduce(1));
-    if (run % 2 == 0) (void)table_.Finished(group, 0, now_);
+    if (run % 2 == 0) (void)table_.Finished(group, 0, OkStatus(), now_);
     (void)table_.Leave(first, run % 5 == 0 ? Departure::kLost : Departure::kGoodbye, now_);
     (void)table_.Leave(first + 1, Departure::kGoodbye, now_);
-    if (run % 2 == 1) (void)table_.Finished(group, 0, now_);
+    if (run % 2 == 1) (void)table_.Finished(group, 0, OkStatus(), now_);
   }
   ExpectNothingIsLeft();
 }
@@ -766,7 +766,7 @@ TEST_F(JobTableTest, WhoStandsAsideIsAnsweredWhenAllDo) {
   FormGroup("world", {0, 1});
   EXPECT_THAT(table_.StandAside(0, 0, Aside(0), now_), IsEmpty());
   const GroupId group = StartedGroup(Submit(1, 0, AllReduce(0)));
-  EXPECT_THAT(Lines(table_.Finished(group, 0, now_)),
+  EXPECT_THAT(Lines(table_.Finished(group, 0, OkStatus(), now_)),
               ElementsAre("complete s0 #0 below 1", "complete s1 #0 below 1"));
   EXPECT_THAT(Lines(table_.StandAside(1, 0, Aside(1), now_)),
               ElementsAre("rejoin s0 r9 at 1 of 1", "rejoin s1 r9 at 1 of 1"));
@@ -819,7 +819,7 @@ TEST_F(JobTableTest, DrainRefusesWhatIsNewAndFinishesWhatRuns) {
   EXPECT_THAT(Lines(Ask(0, "new", {0})), ElementsAre("reply s0 r7 SHUTTING_DOWN"));
   EXPECT_EQ(Join(9, Rank(0, 1, "new")).code(), Code::kShuttingDown);
   EXPECT_EQ(table_.running_count(), 1u);
-  EXPECT_THAT(Lines(table_.Finished(group, 0, now_)),
+  EXPECT_THAT(Lines(table_.Finished(group, 0, OkStatus(), now_)),
               ElementsAre("complete s0 #0 below 1", "fail s0 #0 SHUTTING_DOWN",
                           "complete s1 #0 below 1", "fail s1 #0 SHUTTING_DOWN"));
   EXPECT_EQ(table_.running_count(), 0u);

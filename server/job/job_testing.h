@@ -63,7 +63,11 @@ inline std::string Line(const Action& action) {
   return std::visit(
       [](const auto& what) -> std::string {
         using T = std::decay_t<decltype(what)>;
-        if constexpr (std::is_same_v<T, StartTask>) {
+        if constexpr (std::is_same_v<T, AbandonTasks>) {
+          return absl::StrCat("abandon ", what.group);
+        } else if constexpr (std::is_same_v<T, ForgetGroup>) {
+          return absl::StrCat("forget ", what.group);
+        } else if constexpr (std::is_same_v<T, StartTask>) {
           return absl::StrCat("start ", what.sequence);
         } else if constexpr (std::is_same_v<T, CompleteOperations>) {
           return absl::StrCat("complete s", what.session, " #", what.number, " below ",

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "server/engine/device_engine.h"
+#include "shm/device.h"
 #include "shm/types.h"
 #include "shm/unique_fd.h"
 
@@ -28,6 +30,7 @@ struct Operation {
   uint32_t root = 0;
   uint32_t bucket = 0;
   uint64_t count = 0;
+  bool on_device = false;  // its memory is a GPU's
 };
 
 // The part that each rank has for itself.
@@ -36,6 +39,10 @@ struct MemberBuffers {
   std::byte* output = nullptr;
   std::shared_ptr<const void> keep_alive;  // the mapping(s) behind both
   Duration timeout = Duration::zero();
+  // Of an operation on GPUs, whose addresses the two above then are.
+  uint32_t device = 0;
+  std::shared_ptr<DeviceFlags> flags{};
+  HandOver hand_over = HandOver::kHostMemory;
 };
 
 // A member stands aside (AsidePolicy).

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "shm/device.h"
 #include "shm/types.h"
 
 namespace gradsync {
@@ -35,8 +36,9 @@ struct BucketSnapshot {
   BucketState state = BucketState::kIdle;
   std::vector<uint32_t> ready_ranks;  // that have submitted it, while kWaiting or kRunning
   uint64_t reductions = 0;
-  Timing last;             // zero before the first
-  uint32_t last_rank = 0;  // that came last the last time
+  Timing last;                                 // zero before the first
+  uint32_t last_rank = 0;                      // that came last the last time
+  HandOver hand_over = HandOver::kHostMemory;  // the last time
 };
 
 struct GroupSnapshot {

@@ -27,6 +27,9 @@ constexpr int kFramesPerRound = 16;
 // frame: each takes a descriptor.
 constexpr uint64_t kMaxUserMessages = 4096;
 
+// An operation that is done lets go of its memory within this order of time.
+constexpr Duration kReleaseCheck = std::chrono::milliseconds(1);
+
 constexpr char kVersion[] = GRADSYNC_VERSION;
 
 }  // namespace
@@ -61,7 +64,8 @@ void Dispatcher::Accept(UniqueFd socket, Time now) {
                       ", as many as it may; end some, or raise its --max-user-sessions")});
     return;
   }
-  const SegmentLimits limits{options_.max_segments_per_session, options_.max_session_bytes};
+  const SegmentLimits limits{options_.max_segments_per_session, options_.max_session_bytes,
+                             options_.max_session_device_bytes};
   auto session =
       std::make_unique<TrainerSession>(++last_session_, std::move(socket), *uid, *std::move(place),
                                        SegmentTable(limits, {user.bytes, total_bytes_}));
@@ -97,8 +101,26 @@ void Dispatcher::CloseSilent(Time now) {
 }
 
 std::optional<Time> Dispatcher::NextDeadline() const {
-  if (silent_.empty()) return std::nullopt;
-  return silent_.front().first;
+  std::optional<Time> next;
+  if (!silent_.empty()) next = silent_.front().first;
+  if (!releases_.empty()) next = next ? std::min(*next, next_release_check_) : next_release_check_;
+  return next;
+}
+
+void Dispatcher::AnswerReleased(Time now) {
+  if (releases_.empty() || now < next_release_check_) return;
+  next_release_check_ = now + kReleaseCheck;
+  std::vector<Release> waiting;
+  std::swap(waiting, releases_);
+  for (Release& release : waiting) {
+    TrainerSession* session = executor_->Find(release.session);
+    if (session == nullptr) continue;
+    if (release.closed->load(std::memory_order_acquire)) {
+      Acknowledge(session, release.request_id);
+    } else {
+      releases_.push_back(std::move(release));
+    }
+  }
 }
 
 void Dispatcher::HandleEvent(const PollEvent& event, Time now) {
@@ -146,7 +168,8 @@ bool Dispatcher::DrainRing(TrainerSession* session, uint32_t limit) {
 void Dispatcher::HandleEntry(TrainerSession* session, const Submission& entry) {
   JobTable& jobs = executor_->jobs();
   Result<CheckedSubmission> checked =
-      CheckSubmission(entry, jobs.FindGroup(session->id(), entry.group), session->segments());
+      CheckSubmission(entry, jobs.FindGroup(session->id(), entry.group), session->segments(),
+                      session->device_use(entry.group));
   if (!checked) {
     executor_->Break(session, checked.error());
     return;
@@ -189,7 +212,8 @@ void Dispatcher::HandleFrame(TrainerSession* session, Frame frame, Time now) {
     executor_->Break(session, header.error());
     return;
   }
-  const bool may_carry = header->type == static_cast<uint16_t>(FrameType::kSendMessage);
+  const auto type = static_cast<FrameType>(header->type);
+  const bool may_carry = type == FrameType::kSendMessage || type == FrameType::kImportDeviceSegment;
   Status handled = frame.fds.empty() || may_carry
                        ? HandleRequest(session, *header, std::move(frame), now)
                        : Status(Code::kProtocol, absl::StrCat("a ", FrameTypeName(header->type),
@@ -212,7 +236,7 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
     case FrameType::kAllocateSegment:
       return HandleAllocate(session, frame);
     case FrameType::kFreeSegment:
-      return HandleFree(session, frame);
+      return HandleFree(session, frame, now);
     case FrameType::kCreateGroup:
       return HandleCreateGroup(session, frame, now);
     case FrameType::kDestroyGroup:
@@ -229,6 +253,12 @@ Status Dispatcher::HandleRequest(TrainerSession* session, const FrameHeader& hea
       return HandleCancelMessage(session, frame);
     case FrameType::kStandAside:
       return HandleStandAside(session, frame, now);
+    case FrameType::kAllocateDeviceSegment:
+      return HandleAllocateOnDevice(session, frame);
+    case FrameType::kImportDeviceSegment:
+      return HandleImportFromDevice(session, std::move(whole));
+    case FrameType::kUseDevice:
+      return HandleUseDevice(session, frame);
     case FrameType::kGoodbye:
       return HandleGoodbye(session, frame);
     case FrameType::kWelcome:
@@ -295,15 +325,22 @@ Status Dispatcher::HandleAllocate(TrainerSession* session, std::span<const std::
   return OkStatus();
 }
 
-Status Dispatcher::HandleFree(TrainerSession* session, std::span<const std::byte> frame) {
+Status Dispatcher::HandleFree(TrainerSession* session, std::span<const std::byte> frame, Time now) {
   const Result<FreeSegment> request = CheckMessage<FreeSegment>(frame);
   if (!request) return request.error();
+  const auto closed = session->segments().ClosedMark(request->segment);
   if (!session->segments().Free(request->segment)) {
     return {Code::kProtocol,
             absl::StrCat("FREE_SEGMENT of segment ", request->segment, ", which it has not")};
   }
   executor_->jobs().SetSegmentBytes(session->id(), session->segments().bytes());
-  Acknowledge(session, request->header.request_id);
+  if (closed == nullptr || closed->load(std::memory_order_acquire)) {
+    Acknowledge(session, request->header.request_id);
+    return OkStatus();
+  }
+  // The trainer may free it as soon as it has the answer.
+  releases_.push_back({session->id(), request->header.request_id, closed});
+  next_release_check_ = now + kReleaseCheck;
   return OkStatus();
 }
 
@@ -330,6 +367,7 @@ Status Dispatcher::HandleDestroyGroup(TrainerSession* session, std::span<const s
             absl::StrCat("DESTROY_GROUP of group ", request->group, ", which it is not in")};
   }
   executor_->Apply(jobs.DestroyGroup(session->id(), request->group, now));
+  session->EndDeviceUse(request->group);
   Acknowledge(session, request->header.request_id);
   return OkStatus();
 }

@@ -4,11 +4,13 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "server/local/executor.h"
@@ -39,6 +41,8 @@ class Dispatcher {
   void WakeUp();
 
   void CloseSilent(Time now);  // those that should have said Hello by now
+  // Answers those that wait for the engine to let go of their memory.
+  void AnswerReleased(Time now);
   std::optional<Time> NextDeadline() const;
 
  private:
@@ -63,7 +67,7 @@ class Dispatcher {
   // One per request. An error ends the session; what the trainer may go on after is answered here.
   Status HandleHello(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleAllocate(TrainerSession* session, std::span<const std::byte> frame);
-  Status HandleFree(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleFree(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleCreateGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleDestroyGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleAbortGroup(TrainerSession* session, std::span<const std::byte> frame, Time now);
@@ -72,6 +76,15 @@ class Dispatcher {
   Status HandleReceiveMessage(TrainerSession* session, std::span<const std::byte> frame, Time now);
   Status HandleCancelMessage(TrainerSession* session, std::span<const std::byte> frame);
   Status HandleStandAside(TrainerSession* session, std::span<const std::byte> frame, Time now);
+  // dispatcher_devices.cc
+  Status HandleAllocateOnDevice(TrainerSession* session, std::span<const std::byte> frame);
+  Status HandleImportFromDevice(TrainerSession* session, Frame frame);
+  Status HandleUseDevice(TrainerSession* session, std::span<const std::byte> frame);
+  Result<uint32_t> FindDevice(const TrainerSession& session, const DeviceUuid& uuid,
+                              DeviceEngine** engine);
+  void AnswerSegment(TrainerSession* session, uint32_t request_id,
+                     const Result<SegmentTable::NewSegment>& segment);
+
   Status HandleGoodbye(TrainerSession* session, std::span<const std::byte> frame);
 
   void Acknowledge(TrainerSession* session, uint32_t request_id);
@@ -85,6 +98,14 @@ class Dispatcher {
   std::shared_ptr<Budget> total_bytes_;
   absl::flat_hash_map<uid_t, User> users_;
   SessionId last_session_ = 0;
+  // A trainer's own GPU memory that it wants back, and that an operation may still hold.
+  struct Release {
+    SessionId session = 0;
+    uint32_t request_id = 0;
+    std::shared_ptr<const std::atomic<bool>> closed;
+  };
+  std::vector<Release> releases_;
+  Time next_release_check_{};
   std::deque<std::pair<Time, SessionId>> silent_;  // connections by the time they must say Hello
 };
 

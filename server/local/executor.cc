@@ -22,9 +22,30 @@ Status EndedStatus(const TrainerSession& session, const Status& why) {
 
 }  // namespace
 
-Executor::Executor(std::unique_ptr<Engine> engine, Poller* poller, Inbox* inbox,
-                   spdlog::logger* logger)
-    : poller_(poller), inbox_(inbox), logger_(logger), engine_(std::move(engine)) {}
+Executor::Executor(std::unique_ptr<Engine> engine, DeviceEngineFactory devices, Poller* poller,
+                   Inbox* inbox, spdlog::logger* logger)
+    : poller_(poller),
+      inbox_(inbox),
+      logger_(logger),
+      make_devices_(std::move(devices)),
+      engine_(std::move(engine)) {}
+
+// What is missing now may be there when the next trainer asks.
+Result<DeviceEngine*> Executor::device_engine() {
+  if (devices_ != nullptr) return devices_.get();
+  if (make_devices_ == nullptr) {
+    return Unexpected(Code::kUnsupported, "this gradsyncd was made without a GPU engine");
+  }
+  Result<std::unique_ptr<DeviceEngine>> made = make_devices_();
+  if (!made) {
+    LogEvent(*logger_, spdlog::level::warn, "gpu_engine_off", "reason", made.error().message());
+    return Unexpected(made.error());
+  }
+  devices_ = *std::move(made);
+  LogEvent(*logger_, spdlog::level::info, "gpu_engine", "devices", devices_->devices().size(),
+           "what", devices_->Describe());
+  return devices_.get();
+}
 
 void Executor::Add(std::unique_ptr<TrainerSession> session) {
   const SessionId id = session->id();
@@ -60,14 +81,21 @@ void Executor::Apply(Actions actions) {
 }
 
 void Executor::Finished(const OperationDone& done) {
-  Apply(jobs_.Finished(done.group, done.sequence, Now()));
+  Apply(jobs_.Finished(done.group, done.sequence, done.result, Now()));
 }
 
 void Executor::Run(StartTask& action) {
-  const OperationDone done{action.group, action.sequence};
+  const OperationDone done{action.group, action.sequence, OkStatus()};
   LogEvent(*logger_, spdlog::level::trace, "operation_start", "group", done.group, "operation",
            done.sequence);
   Inbox* inbox = inbox_;
+  if (action.task->device != nullptr) {
+    // There is one: the flag pages of the task are its own.
+    devices_->Run(std::move(action.task), action.timeout, [inbox, done](const Status& result) {
+      inbox->Post(OperationDone{done.group, done.sequence, result});
+    });
+    return;
+  }
   const bool finished = engine_->Run(std::move(action.task), [inbox, done] { inbox->Post(done); });
   if (finished) Finished(done);
 }
@@ -88,6 +116,10 @@ void Executor::Run(const FailGroup& action) {
   CompletionWriter* words = session->group_words(action.number);
   if (words == nullptr) return;
   words->Fail(action.status);
+  // Nothing of the group is in an engine any more: what its streams wait for never comes.
+  if (const DeviceUse* use = session->device_use(action.number); use != nullptr) {
+    ReleaseDone(use->flags->page());
+  }
   LogEvent(*logger_, spdlog::level::warn, "group_failed", "session", session->id(), "job",
            session->who().job, "rank", session->who().rank, "group", action.number, "code",
            CodeName(action.status.code()), "reason", action.status.message());
@@ -103,6 +135,7 @@ void Executor::Run(const ReplyCreateGroup& action) {
     if (CompletionWriter* words = session->group_words(action.number); words != nullptr) {
       words->Reset();
     }
+    session->EndDeviceUse(action.number);
     LogEvent(*logger_, spdlog::level::debug, "group_open", "session", session->id(), "job",
              session->who().job, "rank", session->who().rank, "group", action.number);
     sent = session->Send(reply);
@@ -154,6 +187,10 @@ void Executor::Run(const CloseSession& action) {
   LogEnd(*session, "closed", action.status);
   Close(session, action.status);
 }
+
+void Executor::Run(const AbandonTasks& action) { devices_->Abandon(action.group); }
+
+void Executor::Run(const ForgetGroup& action) { devices_->Forget(action.group); }
 
 void Executor::Break(TrainerSession* session, const Status& why) {
   LogEnd(*session, session->joined() ? "broken" : "refused", why);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "server/engine/device_engine.h"
 #include "server/engine/engine.h"
 #include "server/job/actions.h"
 #include "server/job/job_table.h"
@@ -25,7 +26,8 @@ namespace gradsync {
 class Executor {
  public:
   // Borrows `poller`, `inbox` and `logger`.
-  Executor(std::unique_ptr<Engine> engine, Poller* poller, Inbox* inbox, spdlog::logger* logger);
+  Executor(std::unique_ptr<Engine> engine, DeviceEngineFactory devices, Poller* poller,
+           Inbox* inbox, spdlog::logger* logger);
 
   JobTable& jobs() { return jobs_; }
   const JobTable& jobs() const { return jobs_; }
@@ -37,6 +39,9 @@ class Executor {
 
   // Hello was accepted by the JobTable: from now on the end of the session is the end of the rank.
   void MarkJoined(TrainerSession* session, JoinRequest who);
+
+  // The engine for GPUs, made when it is first asked for; or why there is none.
+  Result<DeviceEngine*> device_engine();
 
   void Apply(Actions actions);
   void Finished(const OperationDone& done);
@@ -61,6 +66,8 @@ class Executor {
   void Run(const AnswerMessage& action);
   void Run(const AnswerAside& action);
   void Run(const CloseSession& action);
+  void Run(const AbandonTasks& action);
+  void Run(const ForgetGroup& action);
 
   CompletionWriter* WordsOf(SessionId session, uint32_t number);
   void Close(TrainerSession* session, const Status& why);
@@ -76,6 +83,8 @@ class Executor {
   std::vector<SessionId> ended_;
   std::vector<Action> pending_;  // while applying_
   bool applying_ = false;
+  DeviceEngineFactory make_devices_;
+  std::unique_ptr<DeviceEngine> devices_;  // once asked for
   std::unique_ptr<Engine> engine_;  // last: its threads post to what is above until it is gone
 };
 

@@ -52,7 +52,7 @@ Result<std::vector<uint32_t>> CheckRanks(const CreateGroup& request) {
 }  // namespace
 
 std::string FrameTypeName(uint16_t type) {
-  static constexpr std::array<const char*, 20> kNames = {nullptr,
+  static constexpr std::array<const char*, 23> kNames = {nullptr,
                                                          "HELLO",
                                                          "WELCOME",
                                                          "ALLOCATE_SEGMENT",
@@ -71,7 +71,10 @@ std::string FrameTypeName(uint16_t type) {
                                                          "MESSAGE_RECEIVED",
                                                          "CANCEL_MESSAGE",
                                                          "STAND_ASIDE",
-                                                         "REJOINED"};
+                                                         "REJOINED",
+                                                         "ALLOCATE_DEVICE_SEGMENT",
+                                                         "IMPORT_DEVICE_SEGMENT",
+                                                         "USE_DEVICE"};
   if (type > 0 && type < kNames.size()) return kNames[type];
   return absl::StrCat("frame type ", type);
 }
@@ -231,6 +234,22 @@ Result<AsideRequest> CheckStandAside(const StandAside& request,
       .next_sequence = request.next_sequence,
       .policy = AsidePolicy{request.policy},
       .timeout = std::chrono::milliseconds(std::min(request.timeout_ms, kMaxTimeoutMs))};
+}
+
+Result<HandOver> CheckImportDeviceSegment(const ImportDeviceSegment& request,
+                                          std::span<const UniqueFd> fds) {
+  const auto bad = [&request](const std::string& what) {
+    return Unexpected(Code::kProtocol,
+                      absl::StrCat("IMPORT_DEVICE_SEGMENT of ", request.bytes, " bytes: ", what));
+  };
+  const auto hand_over = HandOver{request.hand_over};
+  if (hand_over != HandOver::kExportedMemory && hand_over != HandOver::kLegacyHandle) {
+    return bad(absl::StrCat("hand-over ", request.hand_over, " is none of a trainer's memory"));
+  }
+  const size_t expected = hand_over == HandOver::kExportedMemory ? 1 : 0;
+  if (fds.size() != expected) return bad(absl::StrCat("it carries ", fds.size(), " descriptors"));
+  if (request.bytes == 0) return bad("there is nothing");
+  return hand_over;
 }
 
 Result<Status> CheckAbortGroup(const AbortGroup& request) {

@@ -48,6 +48,9 @@ Status CheckReceiveMessage(const ReceiveMessage& request,
                            const std::optional<JobTable::Membership>& membership);
 Result<AsideRequest> CheckStandAside(const StandAside& request,
                                      const std::optional<JobTable::Membership>& membership);
+// `fds` are those of the frame: one for exported memory.
+Result<HandOver> CheckImportDeviceSegment(const ImportDeviceSegment& request,
+                                          std::span<const UniqueFd> fds);
 // The reason that an AbortGroup gives.
 Result<Status> CheckAbortGroup(const AbortGroup& request);
 

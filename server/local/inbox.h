@@ -23,6 +23,7 @@ namespace gradsync {
 struct OperationDone {
   GroupId group = 0;
   uint64_t sequence = 0;
+  Status result{};  // why it could not
 };
 
 // A look at the jobs that a thread waits for. Shared by that thread and the reactor; exactly one of

@@ -31,6 +31,13 @@ struct ServerOptions {
   uint64_t max_user_bytes = 0;     // of all sessions of one user; 0: max_total_bytes
   uint64_t max_total_bytes = 0;    // 0: this machine's memory
 
+  uint64_t max_session_device_bytes = 0;  // of segments on GPUs; 0: what the GPUs have
+
+  // Whether a trainer's own GPU memory may be used where it lies. One that frees such memory while
+  // it is in use can harm every job of that GPU, so only the daemon's own user by default.
+  enum class ImportMemory : uint8_t { kNever, kOwnUser, kAlways };
+  ImportMemory import_memory = ImportMemory::kOwnUser;
+
   // How long a connection may be silent before it says Hello.
   Duration hello_timeout = std::chrono::seconds(5);
 

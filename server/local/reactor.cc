@@ -38,7 +38,8 @@ Status ShuttingDown() {
 }  // namespace
 
 Result<std::unique_ptr<Reactor>> Reactor::Create(ServerOptions options,
-                                                 std::unique_ptr<Engine> engine) {
+                                                 std::unique_ptr<Engine> engine,
+                                                 DeviceEngineFactory devices) {
   Result<Poller> poller = Poller::Create();
   if (!poller) return Unexpected(poller.error());
   Result<std::unique_ptr<Inbox>> inbox = Inbox::Create();
@@ -48,17 +49,18 @@ Result<std::unique_ptr<Reactor>> Reactor::Create(ServerOptions options,
   GRADSYNC_RETURN_IF_ERROR(poller->Add(listener->fd(), {EventSource::kListener}));
   GRADSYNC_RETURN_IF_ERROR(poller->Add((*inbox)->fd(), {EventSource::kInbox}, /*edge=*/true));
   return std::unique_ptr<Reactor>(new Reactor(std::move(options), std::move(engine),
-                                              *std::move(listener), *std::move(poller),
-                                              *std::move(inbox)));
+                                              std::move(devices), *std::move(listener),
+                                              *std::move(poller), *std::move(inbox)));
 }
 
-Reactor::Reactor(ServerOptions options, std::unique_ptr<Engine> engine, Listener listener,
-                 Poller poller, std::unique_ptr<Inbox> inbox)
+Reactor::Reactor(ServerOptions options, std::unique_ptr<Engine> engine, DeviceEngineFactory devices,
+                 Listener listener, Poller poller, std::unique_ptr<Inbox> inbox)
     : options_(std::move(options)),
       poller_(std::move(poller)),
       inbox_(std::move(inbox)),
       listener_(std::move(listener)),
-      executor_(std::move(engine), &poller_, inbox_.get(), options_.logger.get()),
+      executor_(std::move(engine), std::move(devices), &poller_, inbox_.get(),
+                options_.logger.get()),
       dispatcher_(options_, &executor_, &poller_),
       spin_(options_.spin) {}
 
@@ -207,6 +209,7 @@ void Reactor::ResumeAccepting(Time now) {
 
 void Reactor::CheckTimers(Time now) {
   dispatcher_.CloseSilent(now);
+  dispatcher_.AnswerReleased(now);
   if (const std::optional<Time> next = executor_.jobs().NextDeadline(); next && *next <= now) {
     executor_.Apply(executor_.jobs().CheckDeadlines(now));
   }

@@ -26,7 +26,8 @@ class Reactor {
  public:
   // The options' zeros have been replaced.
   static Result<std::unique_ptr<Reactor>> Create(ServerOptions options,
-                                                 std::unique_ptr<Engine> engine);
+                                                 std::unique_ptr<Engine> engine,
+                                                 DeviceEngineFactory devices);
 
   Status Run();
   void Stop();
@@ -35,8 +36,8 @@ class Reactor {
  private:
   enum class Phase : uint8_t { kServing, kDraining, kEnded };
 
-  Reactor(ServerOptions options, std::unique_ptr<Engine> engine, Listener listener, Poller poller,
-          std::unique_ptr<Inbox> inbox);
+  Reactor(ServerOptions options, std::unique_ptr<Engine> engine, DeviceEngineFactory devices,
+          Listener listener, Poller poller, std::unique_ptr<Inbox> inbox);
 
   void Step();
   bool Work();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/device_engine.h"
 #include "shm/segment.h"
 #include "shm/status.h"
 #include "shm/unique_fd.h"
@@ -57,9 +58,11 @@ class Charge {
   uint64_t amount_;
 };
 
+// Of a session.
 struct SegmentLimits {
-  uint32_t segments = 0;  // of a session
-  uint64_t bytes = 0;     // of a session
+  uint32_t segments = 0;
+  uint64_t bytes = 0;
+  uint64_t device_bytes = 0;  // that the daemon allocated on GPUs
 };
 
 // What sessions share: bytes of segments of one user, and of all.
@@ -83,25 +86,51 @@ class SegmentTable {
   // is reached (the text names the flag that raises it) or the system refuses.
   Result<NewSegment> Allocate(uint64_t bytes, const std::string& label);
 
+  // Allocates a segment on a GPU. kOutOfMemory as above.
+  Result<NewSegment> AllocateOn(DeviceEngine* engine, uint32_t device, uint64_t bytes);
+  // Makes a segment of GPU memory that is there already.
+  Result<NewSegment> Adopt(std::shared_ptr<const DeviceMemory> memory);
+
+  // Becomes true when the memory of a trainer's that segment `number` is made of has been closed,
+  // after it was freed and no operation needs it any more. Null if the segment is no such memory.
+  std::shared_ptr<const std::atomic<bool>> ClosedMark(uint32_t number) const;
+
   // The number may be given to the next segment. False if there is no such segment.
   bool Free(uint32_t number);
 
-  // Null if there is no such segment.
+  // Null if there is no such segment in the machine's memory, or on a GPU.
   const std::shared_ptr<const Mapping>* Find(uint32_t number) const {
-    return number < segments_.size() && segments_[number] != nullptr ? &segments_[number] : nullptr;
+    const Entry* entry = FindEntry(number);
+    return entry != nullptr && entry->host != nullptr ? &entry->host : nullptr;
+  }
+  const std::shared_ptr<const DeviceMemory>* FindOnDevice(uint32_t number) const {
+    const Entry* entry = FindEntry(number);
+    return entry != nullptr && entry->device != nullptr ? &entry->device : nullptr;
   }
 
   uint64_t bytes() const { return bytes_->used(); }
 
  private:
   struct Segment;
+  struct DeviceSegment;
+  // One of the two; neither: the number is free.
+  struct Entry {
+    std::shared_ptr<const Mapping> host;
+    std::shared_ptr<const DeviceMemory> device;
+    std::shared_ptr<const std::atomic<bool>> closed;  // of a trainer's memory on a GPU
+  };
 
-  uint32_t TakeNumber();
+  const Entry* FindEntry(uint32_t number) const {
+    return number < segments_.size() ? &segments_[number] : nullptr;
+  }
+  Result<Charge> TakePlace();
+  uint32_t Number(Entry entry);
 
   std::shared_ptr<Budget> count_;
   std::shared_ptr<Budget> bytes_;
   SharedBudgets shared_bytes_;
-  std::vector<std::shared_ptr<const Mapping>> segments_;  // by number; null: free
+  std::shared_ptr<Budget> device_bytes_;
+  std::vector<Entry> segments_;  // by number
   std::vector<uint32_t> free_numbers_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <utility>
 
 #include "server/engine/cpu/cores.h"
@@ -21,6 +22,9 @@ ServerOptions WithDefaults(ServerOptions options) {
   if (options.max_total_bytes == 0) options.max_total_bytes = PhysicalMemory();
   if (options.max_user_bytes == 0) options.max_user_bytes = options.max_total_bytes;
   if (options.max_session_bytes == 0) options.max_session_bytes = options.max_user_bytes;
+  if (options.max_session_device_bytes == 0) {
+    options.max_session_device_bytes = std::numeric_limits<uint64_t>::max();
+  }
   if (options.max_user_sessions == 0) options.max_user_sessions = options.max_sessions;
   if (options.cores == 0) options.cores = AvailableCores();
   return options;
@@ -29,9 +33,10 @@ ServerOptions WithDefaults(ServerOptions options) {
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::Create(ServerOptions options,
-                                               std::unique_ptr<Engine> engine) {
+                                               std::unique_ptr<Engine> engine,
+                                               DeviceEngineFactory devices) {
   Result<std::unique_ptr<Reactor>> reactor =
-      Reactor::Create(WithDefaults(std::move(options)), std::move(engine));
+      Reactor::Create(WithDefaults(std::move(options)), std::move(engine), std::move(devices));
   if (!reactor) return Unexpected(reactor.error());
   return std::unique_ptr<Server>(new Server(*std::move(reactor)));
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 
+#include "server/engine/device_engine.h"
 #include "server/engine/engine.h"
 #include "server/job/job_table.h"
 #include "server/job/operation.h"
@@ -20,10 +21,12 @@ class Reactor;
 
 class Server {
  public:
-  // Listens: from here on trainers can connect, and are served once Run() runs. Errors are those of
-  // ListenAt (shm/frame_socket.h).
+  // `devices` makes the engine for GPUs when the first trainer asks for one; without it there is
+  // none. Listens: from here on trainers can connect, and are served once Run() runs. Errors are
+  // those of ListenAt (shm/frame_socket.h).
   static Result<std::unique_ptr<Server>> Create(ServerOptions options,
-                                                std::unique_ptr<Engine> engine);
+                                                std::unique_ptr<Engine> engine,
+                                                DeviceEngineFactory devices = nullptr);
 
   // Ends the sessions without a word if Run() has not ended them. No other call may be running.
   ~Server();

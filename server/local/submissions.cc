@@ -14,13 +14,21 @@
 namespace gradsync {
 namespace {
 
-// A range of one segment. Without a segment: no bytes.
+// A segment of either kind: the whole of it.
+struct Whole {
+  std::byte* address = nullptr;
+  uint64_t bytes = 0;
+  std::shared_ptr<const void> owner;
+  HandOver hand_over = HandOver::kHostMemory;
+};
+
+// A range of one segment. Without an owner: no bytes.
 struct Range {
-  const std::shared_ptr<const Mapping>* segment = nullptr;
+  Whole segment;
   uint64_t offset = 0;
   uint64_t bytes = 0;
 
-  std::byte* data() const { return segment == nullptr ? nullptr : (*segment)->data() + offset; }
+  std::byte* data() const { return segment.owner == nullptr ? nullptr : segment.address + offset; }
 };
 
 std::string Describe(const Submission& entry) {
@@ -67,41 +75,56 @@ Status CheckNumbers(const Submission& entry, const JobTable::Membership& members
   return OkStatus();
 }
 
-Result<Range> CheckRegion(const Submission& entry, const Region& region, const char* name,
-                          uint64_t bytes, const SegmentTable& segments) {
-  const std::shared_ptr<const Mapping>* segment = segments.Find(region.segment);
-  if (segment == nullptr) {
-    return Unexpected(
-        Bad(entry, absl::StrCat("the session has no segment ", region.segment, " for the ", name)));
+std::optional<Whole> FindSegment(const Submission& entry, uint32_t number,
+                                 const SegmentTable& segments, const DeviceUse* device_use) {
+  if (entry.on_device == 0) {
+    const std::shared_ptr<const Mapping>* host = segments.Find(number);
+    if (host == nullptr) return std::nullopt;
+    return Whole{(*host)->data(), (*host)->size(), *host, HandOver::kHostMemory};
   }
-  if (!(*segment)->Contains(region.offset, bytes)) {
+  const std::shared_ptr<const DeviceMemory>* memory = segments.FindOnDevice(number);
+  if (memory == nullptr || (*memory)->device() != device_use->device) return std::nullopt;
+  return Whole{(*memory)->address(), (*memory)->size(), *memory, (*memory)->hand_over()};
+}
+
+Result<Range> CheckRegion(const Submission& entry, const Region& region, const char* name,
+                          uint64_t bytes, const SegmentTable& segments,
+                          const DeviceUse* device_use) {
+  std::optional<Whole> segment = FindSegment(entry, region.segment, segments, device_use);
+  if (!segment) {
     return Unexpected(
-        Bad(entry, absl::StrCat("the ", name, ", ", bytes, " bytes from ", region.offset,
-                                ", lies outside segment ", region.segment, " of ",
-                                (*segment)->size(), " bytes")));
+        Bad(entry, absl::StrCat("the session has no segment ", region.segment,
+                                entry.on_device != 0 ? " on its GPU" : "", " for the ", name)));
+  }
+  if (bytes > segment->bytes || region.offset > segment->bytes - bytes) {
+    return Unexpected(Bad(entry, absl::StrCat("the ", name, ", ", bytes, " bytes from ",
+                                              region.offset, ", lies outside segment ",
+                                              region.segment, " of ", segment->bytes, " bytes")));
   }
   if (region.offset % DTypeSize(DType{entry.dtype}) != 0) {
     return Unexpected(
         Bad(entry, absl::StrCat("the ", name, " begins at byte ", region.offset,
                                 ", which is not aligned for ", DTypeName(DType{entry.dtype}))));
   }
-  return Range{segment, region.offset, bytes};
+  return Range{*std::move(segment), region.offset, bytes};
 }
 
 // In place is fine where each element is read before it is written, and so is apart; what lies
 // between would be read after it was written.
 bool OverlapsBadly(OpKind kind, const Range& input, const Range& output) {
-  if (input.segment == nullptr || input.segment != output.segment) return false;
+  if (input.segment.owner == nullptr || input.segment.owner != output.segment.owner) return false;
   const bool in_place = input.offset == output.offset && input.bytes == output.bytes;
   if (in_place && kind != OpKind::kAllToAll) return false;
   return input.offset < output.offset + output.bytes && output.offset < input.offset + input.bytes;
 }
 
 std::shared_ptr<const void> KeepBoth(const Range& input, const Range& output) {
-  if (output.segment == nullptr) return *input.segment;
-  if (input.segment == nullptr || input.segment == output.segment) return *output.segment;
-  using Both = std::array<std::shared_ptr<const Mapping>, 2>;
-  return std::make_shared<const Both>(Both{*input.segment, *output.segment});
+  const std::shared_ptr<const void>& in = input.segment.owner;
+  const std::shared_ptr<const void>& out = output.segment.owner;
+  if (out == nullptr) return in;
+  if (in == nullptr || in == out) return out;
+  using Both = std::array<std::shared_ptr<const void>, 2>;
+  return std::make_shared<const Both>(Both{in, out});
 }
 
 bool IsAmong(Who who, const Submission& entry, const JobTable::Membership& membership) {
@@ -120,7 +143,7 @@ std::optional<uint64_t> BytesOf(const Submission& entry, bool per_rank, uint32_t
 
 // The memory of an operation with at least one element.
 Result<MemberBuffers> CheckBuffers(const Submission& entry, const JobTable::Membership& membership,
-                                   const SegmentTable& segments) {
+                                   const SegmentTable& segments, const DeviceUse* device_use) {
   const OpTraits& traits = TraitsOf(OpKind{entry.kind});
   const auto input_bytes = BytesOf(entry, traits.input_per_rank, membership.size);
   const auto output_bytes = BytesOf(entry, traits.output_per_rank, membership.size);
@@ -129,13 +152,15 @@ Result<MemberBuffers> CheckBuffers(const Submission& entry, const JobTable::Memb
   }
   Range input;
   if (IsAmong(traits.gives, entry, membership)) {
-    Result<Range> checked = CheckRegion(entry, entry.input, "input", *input_bytes, segments);
+    Result<Range> checked =
+        CheckRegion(entry, entry.input, "input", *input_bytes, segments, device_use);
     if (!checked) return Unexpected(checked.error());
     input = *checked;
   }
   Range output;
   if (IsAmong(traits.takes, entry, membership)) {
-    Result<Range> checked = CheckRegion(entry, entry.output, "output", *output_bytes, segments);
+    Result<Range> checked =
+        CheckRegion(entry, entry.output, "output", *output_bytes, segments, device_use);
     if (!checked) return Unexpected(checked.error());
     output = *checked;
   }
@@ -146,6 +171,7 @@ Result<MemberBuffers> CheckBuffers(const Submission& entry, const JobTable::Memb
   buffers.input = input.data();
   buffers.output = output.data();
   buffers.keep_alive = KeepBoth(input, output);
+  buffers.hand_over = std::max(input.segment.hand_over, output.segment.hand_over);
   return buffers;
 }
 
@@ -159,6 +185,7 @@ Operation MakeOperation(const Submission& entry) {
   operation.root = entry.root;
   operation.bucket = entry.bucket;
   operation.count = entry.count;
+  operation.on_device = entry.on_device != 0;
   return operation;
 }
 
@@ -166,17 +193,25 @@ Operation MakeOperation(const Submission& entry) {
 
 Result<CheckedSubmission> CheckSubmission(const Submission& entry,
                                           const std::optional<JobTable::Membership>& membership,
-                                          const SegmentTable& segments) {
+                                          const SegmentTable& segments,
+                                          const DeviceUse* device_use) {
   if (!membership) return Unexpected(Bad(entry, "the session is in no such group"));
   GRADSYNC_RETURN_IF_ERROR(CheckEnums(entry));
   GRADSYNC_RETURN_IF_ERROR(CheckNumbers(entry, *membership));
+  if (entry.on_device != 0 && device_use == nullptr) {
+    return Unexpected(Bad(entry, "it is on a GPU, and the session uses none for the group"));
+  }
   CheckedSubmission result;
   if (entry.count > 0) {
-    Result<MemberBuffers> buffers = CheckBuffers(entry, *membership, segments);
+    Result<MemberBuffers> buffers = CheckBuffers(entry, *membership, segments, device_use);
     if (!buffers) return Unexpected(buffers.error());
     result.buffers = *std::move(buffers);
   }
   result.operation = MakeOperation(entry);
+  if (entry.on_device != 0) {
+    result.buffers.device = device_use->device;
+    result.buffers.flags = device_use->flags;
+  }
   result.buffers.timeout = std::chrono::milliseconds(std::min(entry.timeout_ms, kMaxTimeoutMs));
   return result;
 }

@@ -144,7 +144,20 @@ CompletionWriter* TrainerSession::group_words(uint32_t number) {
   return &group_words_[number];
 }
 
+void TrainerSession::UseDevice(uint32_t number, DeviceUse use) {
+  if (number >= device_uses_.size()) device_uses_.resize(number + 1);
+  device_uses_[number] = std::move(use);
+}
+
+void TrainerSession::EndDeviceUse(uint32_t number) {
+  const DeviceUse* use = device_use(number);
+  if (use == nullptr) return;
+  ReleaseDone(use->flags->page());
+  device_uses_[number] = {};
+}
+
 void TrainerSession::Close(Poller* poller, const Status& why) {
+  for (uint32_t number = 0; number < device_uses_.size(); ++number) EndDeviceUse(number);
   for (UniqueFd* fd : {&doorbell_, &process_}) {
     if (fd->valid()) poller->Remove(fd->get());
     fd->Reset();

@@ -15,6 +15,7 @@
 #include "server/job/job_table.h"
 #include "server/local/poller.h"
 #include "server/local/segments.h"
+#include "server/local/submissions.h"
 #include "shm/completion.h"
 #include "shm/frame_socket.h"
 #include "shm/protocol.h"
@@ -68,6 +69,17 @@ class TrainerSession {
   // Null if `number` is out of range.
   CompletionWriter* group_words(uint32_t number);
 
+  // The GPU of the session's group `number`, and its flag page; null if it uses none.
+  const DeviceUse* device_use(uint32_t number) const {
+    return number < device_uses_.size() && device_uses_[number].flags != nullptr
+               ? &device_uses_[number]
+               : nullptr;
+  }
+  void UseDevice(uint32_t number, DeviceUse use);
+  // No stream of the trainer waits for the group any more. What it has submitted it still owes: the
+  // engine goes on waiting for its streams, until they come or the group fails.
+  void EndDeviceUse(uint32_t number);
+
   // Ends the connection, saying why unless the trainer has hung up (OK status). What the trainer
   // and the engine still use stays mapped until the destructor.
   void Close(Poller* poller, const Status& why);
@@ -92,6 +104,7 @@ class TrainerSession {
   Mapping control_;
   std::optional<RingReader> ring_;
   std::vector<CompletionWriter> group_words_;  // by the session's number of the group; as needed
+  std::vector<DeviceUse> device_uses_;         // by the same
   SegmentTable segments_;
   std::optional<JoinRequest> who_;
 };

@@ -89,13 +89,19 @@ Status InProcessDaemon::Join() {
   return result_;
 }
 
+std::string DaemonBinary() {
+  const char* const moved = std::getenv("GRADSYNC_TEST_DAEMON");
+  return moved != nullptr ? moved : GRADSYNC_DAEMON_BINARY;
+}
+
 DaemonProcess::DaemonProcess(std::vector<std::string> arguments) {
+  const std::string binary = DaemonBinary();
   std::array<int, 2> ends{-1, -1};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) Die("cannot make a pipe");
   ready_ = UniqueFd(ends[0]);
   const UniqueFd daemon_end(ends[1]);
   constexpr int kReadyFd = 3;
-  arguments.insert(arguments.begin(), GRADSYNC_DAEMON_BINARY);
+  arguments.insert(arguments.begin(), binary);
   arguments.push_back("--ready-fd=" + std::to_string(kReadyFd));
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -108,10 +114,9 @@ DaemonProcess::DaemonProcess(std::vector<std::string> arguments) {
                                    0600);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   posix_spawn_file_actions_adddup2(&actions, daemon_end.get(), kReadyFd);
-  const int error =
-      posix_spawn(&pid_, GRADSYNC_DAEMON_BINARY, &actions, nullptr, argv.data(), environ);
+  const int error = posix_spawn(&pid_, binary.c_str(), &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) Die("cannot start " GRADSYNC_DAEMON_BINARY);
+  if (error != 0) Die("cannot start " + binary);
   pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
 }
 

@@ -59,6 +59,10 @@ class InProcessDaemon {
   std::thread thread_;
 };
 
+// The gradsyncd program of this build; or that of GRADSYNC_TEST_DAEMON, for tests that run on
+// another machine than they were built on.
+std::string DaemonBinary();
+
 // The gradsyncd program as a child process. Killed by the destructor.
 class DaemonProcess {
  public:
