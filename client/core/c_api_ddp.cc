@@ -209,6 +209,15 @@ int gradsync_ddp_bucket_ready(const gradsync_ddp* ddp, uint32_t bucket) {
   return ddp->ddp->IsBucketReady(bucket) ? 1 : 0;
 }
 
+int gradsync_ddp_set_stream(gradsync_ddp* ddp, gradsync_stream stream, gradsync_error* error) {
+  const char* const function = __func__;
+  return Guarded(error, [&]() -> Status {
+    if (ddp == nullptr) return gradsync::MustNotBeNull(function, "ddp");
+    ddp->ddp->UseStream(stream);
+    return OkStatus();
+  });
+}
+
 int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error) {
   const char* const function = __func__;
   return Guarded(error, [&]() -> Status {

@@ -77,6 +77,7 @@ class Connection {
   GroupWords* group_words(uint32_t group) const { return &layout()->groups[group]; }
   std::chrono::microseconds spin() const { return spin_; }
   const std::string& path() const { return path_; }
+  int socket() const { return guard_.socket(); }  // to look at, for as long as the connection lives
   const Identity& identity() const { return identity_; }
 
  private:

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "shm/protocol.h"
@@ -15,6 +16,8 @@ constexpr size_t kMaxTagBytes = sizeof(CreateGroup::tag) - 1;
 // Operations of one collective that may be in the ring when nothing is staged.
 constexpr uint64_t kInPlaceWindow = kRingEntries / 2;
 constexpr std::chrono::seconds kReplyWait{10};
+constexpr std::chrono::microseconds kShortestEventPause{10};
+constexpr std::chrono::microseconds kLongestEventPause{200};
 
 Deadline After(std::chrono::nanoseconds wait) { return std::chrono::steady_clock::now() + wait; }
 
@@ -234,6 +237,8 @@ DaemonGroup::~DaemonGroup() {
   auto request = MakeMessage<DestroyGroup>();
   request.group = number_;
   static_cast<void>(connection.Call<Done>(request, After(kReplyWait)));
+  published_lane_.store(nullptr);
+  lane_ = nullptr;  // nothing waits for the group any more
 }
 
 Result<std::shared_ptr<DaemonGroup>> DaemonGroup::Create(std::shared_ptr<Session> session,
@@ -271,6 +276,22 @@ Status DaemonGroup::CheckUsable() const {
   Connection& connection = session_->connection();
   // Neither a lock nor a word of shared memory is ours to touch in a child.
   if (connection.in_child() || connection.is_lost()) return connection.CheckAlive();
+  GRADSYNC_RETURN_IF_ERROR(CheckNotFailing());
+  return completion_.Failure();
+}
+
+// Once streams are let go, the trainer must not take what they find for a result: the reason is
+// about to be told.
+Status DaemonGroup::CheckNotFailing() const {
+  const DeviceLane* lane = published_lane_.load(std::memory_order_acquire);
+  if (lane == nullptr || !lane->IsFailing()) return OkStatus();
+  Connection& connection = session_->connection();
+  const Deadline deadline = After(kDaemonGrace);
+  while (completion_.Failure().ok()) {
+    GRADSYNC_RETURN_IF_ERROR(connection.CheckAlive());
+    if (std::chrono::steady_clock::now() >= deadline) return connection.GiveUpSilentDaemon();
+    std::this_thread::sleep_for(kLongestEventPause);
+  }
   return completion_.Failure();
 }
 
@@ -288,18 +309,21 @@ Status DaemonGroup::CheckTakesPart() const {
                                          "'; it must rejoin before it can do anything there"};
 }
 
+// The others count on an operation that this rank cannot take part in.
+Status DaemonGroup::LateTurn() {
+  Status late(Code::kDeadlineExceeded,
+              "rank " + std::to_string(session_->identity().rank) + " of group '" + tag_ +
+                  "' could not begin a collective before its timeout: another thread's was under "
+                  "way; give it more time, or a group of its own");
+  Abort(late);
+  return late;
+}
+
 Status DaemonGroup::Perform(const Collective& collective, Timeout timeout) {
   GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
   const Deadline deadline = After(session_->Resolve(timeout));
   const Turns::Turn turn(&collectives_, deadline);
-  if (!turn.taken()) {
-    Status late(Code::kDeadlineExceeded,
-                "rank " + std::to_string(session_->identity().rank) + " of group '" + tag_ +
-                    "' could not begin a collective before its timeout: another thread's was under "
-                    "way; give it more time, or a group of its own");
-    Abort(late);  // the others count on an operation that this rank cannot take part in
-    return late;
-  }
+  if (!turn.taken()) return LateTurn();
   GRADSYNC_RETURN_IF_ERROR(
       CheckTakesPart());  // another thread may have had its turn to stand aside
   if (collective.count == 0) return PerformEmpty(collective, deadline);
@@ -511,8 +535,9 @@ Result<MessageRequest> DaemonGroup::BeginReceive(std::optional<uint32_t> from, u
 }
 
 Result<std::shared_ptr<SharedBuffer>> DaemonGroup::Allocate(uint64_t bytes,
-                                                            const std::string& label) {
-  return session_->Allocate(bytes, label);
+                                                            const std::string& label,
+                                                            uint32_t device) {
+  return session_->Allocate(bytes, label, device);
 }
 
 Status DaemonGroup::DescribeBucket(const BucketInfo& info) {
@@ -535,7 +560,7 @@ uint64_t DaemonGroup::ReserveSequences(uint32_t count) {
 
 Status DaemonGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
                                  const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
-                                 Timeout timeout) {
+                                 Timeout timeout, Stream stream) {
   Submission submission{};
   submission.sequence = sequence;
   submission.count = info.count;
@@ -543,7 +568,7 @@ Status DaemonGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
   submission.kind = static_cast<uint8_t>(OpKind::kBucketReduce);
   submission.dtype = static_cast<uint8_t>(info.dtype);
   submission.reduce_op = static_cast<uint8_t>(op);
-  return SubmitInPlace(submission, buffer, offset, timeout);
+  return SubmitInPlace(submission, buffer, offset, timeout, stream);
 }
 
 Status DaemonGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
@@ -555,11 +580,11 @@ Status DaemonGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dty
   submission.kind = static_cast<uint8_t>(OpKind::kAllReduce);
   submission.dtype = static_cast<uint8_t>(dtype);
   submission.reduce_op = static_cast<uint8_t>(op);
-  return SubmitInPlace(submission, buffer, offset, timeout);
+  return SubmitInPlace(submission, buffer, offset, timeout, /*stream=*/nullptr);
 }
 
 Status DaemonGroup::SubmitInPlace(Submission submission, const SharedBuffer& buffer,
-                                  uint64_t offset, Timeout timeout) {
+                                  uint64_t offset, Timeout timeout, Stream stream) {
   Connection& connection = session_->connection();
   GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
   const uint64_t bytes = submission.count * DTypeSize(static_cast<DType>(submission.dtype));
@@ -574,6 +599,13 @@ Status DaemonGroup::SubmitInPlace(Submission submission, const SharedBuffer& buf
   submission.timeout_ms = MillisecondsUntil(deadline);
   submission.input = *region;
   submission.output = *region;
+  if (buffer.device() != kCpu) {
+    const Result<DeviceLane*> lane = Lane(buffer.device());
+    if (!lane) return lane.error();
+    GRADSYNC_RETURN_IF_ERROR((*lane)->device().CheckNotCapturing(stream));
+    GRADSYNC_RETURN_IF_ERROR((*lane)->MarkReady(submission.sequence, stream, deadline));
+    submission.on_device = 1;
+  }
   return connection.Submit(submission, deadline + kDaemonGrace);
 }
 
@@ -581,6 +613,120 @@ Status DaemonGroup::Wait(uint64_t sequence, Timeout timeout) {
   Connection& connection = session_->connection();
   if (connection.in_child()) return connection.CheckAlive();
   return WaitUntil(sequence, After(session_->Resolve(timeout) + kDaemonGrace));
+}
+
+Status DaemonGroup::EnqueueWait(uint64_t sequence, uint32_t device, Stream stream) {
+  GRADSYNC_RETURN_IF_ERROR(CheckUsable());
+  const Result<DeviceLane*> lane = Lane(device);
+  if (!lane) return lane.error();
+  return (*lane)->EnqueueWait(sequence, stream);
+}
+
+Status DaemonGroup::CopyOnDevice(uint32_t device, std::span<const DeviceCopy> copies,
+                                 Stream stream) {
+  const Result<std::shared_ptr<Device>> opened = session_->GetDevice(device);
+  if (!opened) return opened.error();
+  for (const DeviceCopy& copy : copies) {
+    GRADSYNC_RETURN_IF_ERROR((*opened)->Copy(stream, copy.to, copy.from, copy.bytes));
+  }
+  return (*opened)->Synchronize(stream);
+}
+
+Result<DeviceLane*> DaemonGroup::Lane(uint32_t device) {
+  if (session_->connection().in_child()) return Unexpected(session_->connection().CheckAlive());
+  const std::lock_guard lock(lane_mutex_);
+  if (lane_ == nullptr) {
+    Result<std::unique_ptr<DeviceLane>> opened = DeviceLane::Open(session_, number_, device);
+    if (!opened) return Unexpected(opened.error());
+    lane_ = *std::move(opened);
+    published_lane_.store(lane_.get(), std::memory_order_release);
+  }
+  if (lane_->device().device() == device) return lane_.get();
+  return Unexpected(Code::kUnsupported, "group '" + tag_ + "' is on CUDA device " +
+                                            std::to_string(lane_->device().device() - 1) +
+                                            " of this rank, not on " + std::to_string(device - 1) +
+                                            ": a rank uses one GPU in a group");
+}
+
+Status DaemonGroup::CheckCollective(const Collective& collective) const {
+  if (static_cast<uint8_t>(collective.kind) >= kOpKindCount ||
+      collective.kind == OpKind::kBucketReduce) {
+    return {Code::kInvalidArgument, "there is no such collective"};
+  }
+  const OpTraits& traits = TraitsOf(collective.kind);
+  GRADSYNC_RETURN_IF_ERROR(
+      CheckTypes(collective.dtype, traits.reduces ? collective.op : ReduceOp::kSum));
+  if (traits.has_root) GRADSYNC_RETURN_IF_ERROR(CheckRoot(collective.kind, collective.root));
+  return OkStatus();
+}
+
+Result<std::unique_ptr<DeviceWork>> DaemonGroup::Enqueue(const Collective& collective,
+                                                         uint32_t device, Stream stream,
+                                                         Timeout timeout) {
+  GRADSYNC_RETURN_IF_ERROR(CheckCollective(collective));
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
+  const Deadline deadline = After(session_->Resolve(timeout));
+  const Turns::Turn turn(&collectives_, deadline);
+  if (!turn.taken()) return Unexpected(LateTurn());
+  GRADSYNC_RETURN_IF_ERROR(CheckTakesPart());
+  const Result<DeviceLane*> lane = Lane(device);
+  if (!lane) {
+    Abort(lane.error());
+    return Unexpected(lane.error());
+  }
+  GRADSYNC_RETURN_IF_ERROR((*lane)->device().CheckNotCapturing(stream));
+  const Result<DeviceEvent> event = (*lane)->device().CreateEvent();
+  if (!event) return Unexpected(event.error());
+  DeviceRun run(session_.get(), *lane, collective, size());
+  const uint64_t first = ReserveSequences(static_cast<uint32_t>(run.operations()));
+  const std::shared_ptr<Device> owner = *session_->GetDevice(device);
+  auto work = std::make_unique<DeviceWork>(shared_from_this(), owner, *event,
+                                           first + run.operations() - 1, timeout);
+  // The others count on an operation that this rank cannot take part in.
+  if (Status done = EnqueueRun(&run, *lane, stream, *event, first, deadline); !done.ok()) {
+    Abort(done);
+    return Unexpected(done);
+  }
+  return work;
+}
+
+Status DaemonGroup::EnqueueRun(DeviceRun* run, DeviceLane* lane, Stream stream, DeviceEvent event,
+                               uint64_t first_sequence, Deadline deadline) {
+  Device& device = lane->device();
+  GRADSYNC_RETURN_IF_ERROR(run->Prepare());
+  GRADSYNC_RETURN_IF_ERROR(device.Record(event, stream));
+  GRADSYNC_RETURN_IF_ERROR(device.WaitForEvent(lane->own_stream(), event));
+  GRADSYNC_RETURN_IF_ERROR(
+      run->Enqueue(first_sequence, deadline, [this, deadline](Submission submission) {
+        submission.group = number_;
+        submission.timeout_ms = MillisecondsUntil(deadline);
+        return session_->connection().Submit(submission, deadline + kDaemonGrace);
+      }));
+  return device.Record(event, lane->own_stream());
+}
+
+Status DaemonGroup::CheckCompleted(uint64_t sequence) const {
+  Connection& connection = session_->connection();
+  if (connection.in_child()) return connection.CheckAlive();
+  if (completion_.IsComplete(sequence)) return OkStatus();
+  GRADSYNC_RETURN_IF_ERROR(CheckNotFailing());
+  // Streams are also let go by a failure, which is told first, or by the end of the daemon. With
+  // neither it is complete, and the daemon has not come to saying so.
+  GRADSYNC_RETURN_IF_ERROR(completion_.Failure());
+  return connection.CheckAlive();
+}
+
+Status DaemonGroup::AwaitEvent(const Device& device, DeviceEvent event, Timeout timeout) const {
+  const Deadline deadline = After(session_->Resolve(timeout) + kDaemonGrace);
+  for (auto pause = kShortestEventPause;; pause = std::min(2 * pause, kLongestEventPause)) {
+    const Result<bool> over = device.IsOver(event);
+    if (!over) return over.error();
+    if (*over) return OkStatus();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return session_->connection().GiveUpSilentDaemon();
+    }
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 Status DaemonGroup::WaitUntil(uint64_t sequence, Deadline deadline) {

@@ -5,10 +5,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "client/core/device_lane.h"
+#include "client/core/device_run.h"
+#include "client/core/device_work.h"
 #include "client/core/group.h"
 #include "client/core/message_request.h"
 #include "client/core/pieces.h"
@@ -18,7 +23,7 @@
 
 namespace gradsync {
 
-class DaemonGroup : public Group {
+class DaemonGroup : public Group, public std::enable_shared_from_this<DaemonGroup> {
  public:
   // Blocks until every rank in `ranks` (empty: all of the job) has asked for the same.
   static Result<std::shared_ptr<DaemonGroup>> Create(std::shared_ptr<Session> session,
@@ -56,14 +61,28 @@ class DaemonGroup : public Group {
                        Timeout timeout);
   Status AllToAll(const void* input, void* output, uint64_t count, DType dtype, Timeout timeout);
 
-  Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label) override;
+  // A collective over memory of one GPU, with the arguments of the calls above: enqueued, behind
+  // what `stream` has been given so far. Waits for nothing but its turn among other threads'. The
+  // first of a group fixes the GPU that this rank uses there.
+  Result<std::unique_ptr<DeviceWork>> Enqueue(const Collective& collective, uint32_t device,
+                                              Stream stream, Timeout timeout);
+  // Of an operation on a GPU whose streams go on: whether that is because it is complete, or why
+  // not.
+  Status CheckCompleted(uint64_t sequence) const;
+  // Waits until the event is over, as Wait does for an operation.
+  Status AwaitEvent(const Device& device, DeviceEvent event, Timeout timeout) const;
+
+  Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label,
+                                                 uint32_t device) override;
   Status DescribeBucket(const BucketInfo& info) override;
   uint64_t ReserveSequences(uint32_t count) override;
   Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
-                      uint64_t offset, ReduceOp op, Timeout timeout) override;
+                      uint64_t offset, ReduceOp op, Timeout timeout, Stream stream) override;
   Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype, const SharedBuffer& buffer,
                          uint64_t offset, ReduceOp op, Timeout timeout) override;
   Status Wait(uint64_t sequence, Timeout timeout) override;
+  Status EnqueueWait(uint64_t sequence, uint32_t device, Stream stream) override;
+  Status CopyOnDevice(uint32_t device, std::span<const DeviceCopy> copies, Stream stream) override;
   void Abort(const Status& why) override;
 
   // Messages between two members, of which `from` may be any; see client/core/message_request.h.
@@ -74,17 +93,6 @@ class DaemonGroup : public Group {
   const std::shared_ptr<Session>& session() const { return session_; }
 
  private:
-  // One collective, over memory of the caller.
-  struct Collective {
-    OpKind kind = OpKind::kBarrier;
-    DType dtype = DType::kFloat32;
-    ReduceOp op = ReduceOp::kSum;
-    uint32_t root = 0;
-    uint64_t count = 0;
-    const std::byte* input = nullptr;  // null: this rank gives nothing (broadcast, not the root)
-    // Null: this rank takes nothing, or has the result already (broadcast, the root).
-    std::byte* output = nullptr;
-  };
   class Run;
 
   DaemonGroup(std::shared_ptr<Session> session, std::string tag, std::vector<uint32_t> ranks,
@@ -94,12 +102,19 @@ class DaemonGroup : public Group {
   Status CheckMember(const std::string& what, uint32_t member) const;
   Status CheckRoot(OpKind kind, uint32_t root) const;
   Status CheckTakesPart() const;
+  Status CheckNotFailing() const;
   Result<Frame> AwaitRejoined();
+  // The way through the GPU that this rank uses for the group.
+  Result<DeviceLane*> Lane(uint32_t device);
+  Status CheckCollective(const Collective& collective) const;
+  Status LateTurn();
+  Status EnqueueRun(DeviceRun* run, DeviceLane* lane, Stream stream, DeviceEvent event,
+                    uint64_t first_sequence, Deadline deadline);
   Status Perform(const Collective& collective, Timeout timeout);
   Status PerformEmpty(const Collective& collective, Deadline deadline);
   // Fills in where the operation's `count` elements lie, and how long it may take.
   Status SubmitInPlace(Submission submission, const SharedBuffer& buffer, uint64_t offset,
-                       Timeout timeout);
+                       Timeout timeout, Stream stream);
   Status WaitUntil(uint64_t sequence, Deadline deadline);
 
   const std::shared_ptr<Session> session_;
@@ -114,6 +129,9 @@ class DaemonGroup : public Group {
   // While this rank stands aside: the request that is answered when all do, and its timeout.
   std::atomic<uint32_t> aside_request_{0};
   std::atomic<Timeout> aside_timeout_{Timeout(0)};
+  std::mutex lane_mutex_;  // guards which lane it is
+  std::unique_ptr<DeviceLane> lane_;
+  std::atomic<DeviceLane*> published_lane_{nullptr};
 };
 
 }  // namespace gradsync

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
+#include "client/core/device.h"
 #include "shm/status.h"
 #include "shm/types.h"
 
@@ -20,8 +22,16 @@ using Timeout = std::chrono::milliseconds;  // zero stands for the session's
 class SharedBuffer {
  public:
   virtual ~SharedBuffer() = default;
-  virtual std::byte* data() const = 0;
+  virtual std::byte* data() const = 0;  // of a GPU's memory: its address there
   virtual uint64_t size() const = 0;
+  virtual uint32_t device() const { return kCpu; }
+};
+
+// Within memory of one GPU.
+struct DeviceCopy {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  uint64_t bytes = 0;
 };
 
 struct BucketInfo {
@@ -69,8 +79,8 @@ class Group {
   virtual Status StandAside(AsidePolicy policy, Timeout timeout) = 0;
   virtual Result<uint32_t> Rejoin() = 0;
 
-  virtual Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes,
-                                                         const std::string& label) = 0;
+  virtual Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label,
+                                                         uint32_t device) = 0;
 
   // For each bucket of a plan, in index order, before the first SubmitBucket of that plan.
   virtual Status DescribeBucket(const BucketInfo& info) = 0;
@@ -80,9 +90,10 @@ class Group {
   virtual uint64_t ReserveSequences(uint32_t count) = 0;
 
   // Hands over `info.count` elements at `offset` bytes of `buffer` (made by Allocate of this
-  // group), to be reduced in place as operation `sequence`. Does not wait for the result.
+  // group), to be reduced in place as operation `sequence`. Does not wait for the result. On a GPU,
+  // behind what `stream` has been given so far.
   virtual Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
-                              uint64_t offset, ReduceOp op, Timeout timeout) = 0;
+                              uint64_t offset, ReduceOp op, Timeout timeout, Stream stream) = 0;
 
   // As SubmitBucket, for a range of `buffer` that is no bucket of the plan.
   virtual Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype,
@@ -91,6 +102,14 @@ class Group {
 
   // Waits until a submitted operation is complete.
   virtual Status Wait(uint64_t sequence, Timeout timeout) = 0;
+
+  // Makes `stream` wait for a submitted operation on `device`, and returns at once. Streams are let
+  // go when the group fails: what they then find is undefined, and Failure says why.
+  virtual Status EnqueueWait(uint64_t sequence, uint32_t device, Stream stream) = 0;
+
+  // Behind what `stream` has been given so far; waits for the copies.
+  virtual Status CopyOnDevice(uint32_t device, std::span<const DeviceCopy> copies,
+                              Stream stream) = 0;
 
   // Fails the group with `why`, on every rank and at once: for a rank that will not keep its side
   // of what the others wait for, and knows the reason. Does nothing if the group has failed already

@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace gradsync {
 namespace {
@@ -106,21 +107,29 @@ Room CgroupRoom(const MemoryFiles& files) {
 
 }  // namespace
 
-Status CheckMemoryAvailable(uint64_t bytes, const MemoryFiles& files) {
+MemoryRoom FindMemoryRoom(const MemoryFiles& files) {
+  MemoryRoom found;
   const auto available_kib = ReadField(files.proc + "/meminfo", "MemAvailable:");
-  if (available_kib && bytes > *available_kib * 1024) {
-    return {Code::kOutOfMemory, std::to_string(bytes) +
-                                    " bytes of shared memory are not to be had: "
-                                    "this machine has " +
-                                    std::to_string(*available_kib * 1024) + " bytes available"};
-  }
-  const Room room = CgroupRoom(files);
-  if (bytes > room.bytes) {
+  if (available_kib) found.available = *available_kib * 1024;
+  Room room = CgroupRoom(files);
+  if (room.cgroup.empty()) return found;
+  found.left = room.bytes;
+  found.limit = room.limit;
+  found.cgroup = std::move(room.cgroup);
+  return found;
+}
+
+Status CheckMemoryAvailable(uint64_t bytes, const MemoryFiles& files) {
+  const MemoryRoom room = FindMemoryRoom(files);
+  const std::string wanted = std::to_string(bytes) + " bytes of shared memory are not to be had: ";
+  if (room.available && bytes > *room.available) {
     return {Code::kOutOfMemory,
-            std::to_string(bytes) +
-                " bytes of shared memory are not to be had: " + std::to_string(room.bytes) +
-                " bytes are left of the " + std::to_string(room.limit) +
-                " that the memory cgroup " + room.cgroup + " allows; raise its limit"};
+            wanted + "this machine has " + std::to_string(*room.available) + " bytes available"};
+  }
+  if (room.left && bytes > *room.left) {
+    return {Code::kOutOfMemory, wanted + std::to_string(*room.left) + " bytes are left of the " +
+                                    std::to_string(room.limit) + " that the memory cgroup " +
+                                    room.cgroup + " allows; raise its limit"};
   }
   return OkStatus();
 }

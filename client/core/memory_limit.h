@@ -4,6 +4,7 @@
 #define GRADSYNC_CLIENT_CORE_MEMORY_LIMIT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "shm/status.h"
@@ -15,6 +16,15 @@ struct MemoryFiles {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
 };
+
+// What is left for this process.
+struct MemoryRoom {
+  std::optional<uint64_t> available;  // of the machine's; nullopt: it cannot be read
+  std::optional<uint64_t> left;       // of the tightest limit of a cgroup; nullopt: there is none
+  uint64_t limit = 0;                 // that limit
+  std::string cgroup;                 // whose it is, a directory
+};
+MemoryRoom FindMemoryRoom(const MemoryFiles& files = {});
 
 // kOutOfMemory if `bytes` more cannot be had: more than the machine has available, or more than
 // what is left of the limit of this process's memory cgroup (v1 or v2) or of one above it. Memory

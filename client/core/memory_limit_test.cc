@@ -53,6 +53,20 @@ TEST_F(MemoryLimitTest, ACgroupsLimitCountsWhatTheKernelCanTakeBack) {
   EXPECT_THAT(status.message(), HasSubstr("/pod/trainer"));
 }
 
+TEST_F(MemoryLimitTest, WhatIsLeftCanBeAskedFor) {
+  MemoryRoom room = FindMemoryRoom(files_);
+  EXPECT_EQ(room.available, 1000U * 1024);
+  EXPECT_FALSE(room.left.has_value());
+
+  Write("proc/self/cgroup", "0::/pod\n");
+  Write("cgroup/pod/memory.max", "5000\n");
+  Write("cgroup/pod/memory.current", "4000\n");
+  room = FindMemoryRoom(files_);
+  EXPECT_EQ(room.left, 1000U);
+  EXPECT_EQ(room.limit, 5000U);
+  EXPECT_THAT(room.cgroup, HasSubstr("/pod"));
+}
+
 TEST_F(MemoryLimitTest, TheTightestOfTheCgroupsAboveDecides) {
   Write("proc/self/cgroup", "0::/pod/trainer\n");
   Write("cgroup/pod/trainer/memory.max", "max\n");

@@ -52,8 +52,8 @@ struct PiecePlan {
 // For blocks of `count` > 0 elements of `element_size` bytes. `blocks` is 1 where the result takes
 // the input's place, and 1 + the group's size for an all-gather.
 inline PiecePlan PlanPieces(uint64_t count, uint64_t element_size, uint64_t blocks,
-                            uint64_t input_blocks = 1) {
-  const uint64_t room = kPieceBytes / blocks / kPieceAlignment * kPieceAlignment / element_size;
+                            uint64_t input_blocks = 1, uint64_t piece_bytes = kPieceBytes) {
+  const uint64_t room = piece_bytes / blocks / kPieceAlignment * kPieceAlignment / element_size;
   PiecePlan plan;
   plan.count = count;
   plan.elements = std::min(count, std::max<uint64_t>(room, 1));

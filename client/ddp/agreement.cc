@@ -29,6 +29,7 @@ struct ModelSummary {
   uint64_t bucket_bytes;
   uint64_t fixed_plan;
   uint64_t fill_from_front;
+  uint64_t on_gpu;
   Digest caps;
 };
 
@@ -77,6 +78,7 @@ ModelSummary Summarise(std::span<const ParameterSpec> parameters, const PlanSett
   summary.bucket_bytes = settings.bucket_bytes;
   summary.fixed_plan = settings.fixed_plan ? 1 : 0;
   summary.fill_from_front = settings.fill_from_front ? 1 : 0;
+  summary.on_gpu = settings.on_gpu ? 1 : 0;
   summary.caps = settings.caps;
   return summary;
 }
@@ -139,12 +141,13 @@ Status CompareSettings(const Group& group, const std::vector<ModelSummary>& summ
     const char* name;
     uint64_t ModelSummary::*value;
   };
-  constexpr std::array<Setting, 4> kSettings = {
+  constexpr std::array<Setting, 5> kSettings = {
       {{"the size of the first bucket", &ModelSummary::first_bucket_bytes},
        {"the bucket size", &ModelSummary::bucket_bytes},
        {"fixed_plan", &ModelSummary::fixed_plan},
        // The last with the setting that asks for it in PyTorch's wrapper.
-       {"fill_from_front (find_unused_parameters=True)", &ModelSummary::fill_from_front}}};
+       {"fill_from_front (find_unused_parameters=True)", &ModelSummary::fill_from_front},
+       {"on_gpu (where the parameters are)", &ModelSummary::on_gpu}}};
   for (uint32_t member = 1; member < summaries.size(); ++member) {
     for (const Setting& setting : kSettings) {
       const uint64_t first = summaries[0].*setting.value;

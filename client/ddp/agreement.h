@@ -23,6 +23,7 @@ struct PlanSettings {
   bool fixed_plan = false;
   Digest caps{};  // of a list of bucket sizes
   bool fill_from_front = false;
+  bool on_gpu = false;
 };
 
 // OK on every rank if all have the same parameters, in dtype, shape and order, and the same

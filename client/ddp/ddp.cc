@@ -77,6 +77,7 @@ Ddp::Ddp(std::shared_ptr<Group> group, std::vector<ParameterSpec> parameters,
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       options_(WithDefaults(options)),
+      device_(parameters_.empty() ? kCpu : parameters_.front().device),
       may_replan_(!options.fixed_plan) {}
 
 Ddp::~Ddp() {
@@ -89,7 +90,8 @@ PlanSettings Ddp::Settings() const {
           .bucket_bytes = options_.bucket_bytes,
           .fixed_plan = options_.fixed_plan,
           .caps = CapsDigest(options_.bucket_bytes_list),
-          .fill_from_front = options_.fill_from_front};
+          .fill_from_front = options_.fill_from_front,
+          .on_gpu = device_ != kCpu};
 }
 
 std::vector<uint64_t> Ddp::Caps() const {
@@ -105,7 +107,8 @@ BucketPlan Ddp::FirstPlan() const {
 Result<Ddp::Layout> Ddp::Prepare(BucketPlan plan) {
   Layout layout{.plan = std::move(plan)};
   layout.infos = DescribeBuckets(layout.plan, parameters_);
-  Result<std::shared_ptr<SharedBuffer>> buffer = group_->Allocate(layout.plan.bytes, "gradients");
+  Result<std::shared_ptr<SharedBuffer>> buffer =
+      group_->Allocate(layout.plan.bytes, "gradients", device_);
   GRADSYNC_RETURN_IF_ERROR(AgreeOnPlan(*group_, PlanDigest(layout.plan),
                                        buffer ? OkStatus() : buffer.error(), options_.timeout));
   layout.buffer = *std::move(buffer);
@@ -138,7 +141,7 @@ Status Ddp::SetUnusedPolicy(UnusedPolicy policy) {
   GRADSYNC_RETURN_IF_ERROR(CheckBeforeFirstIteration("set_unused_policy"));
   if (policy != UnusedPolicy::kError && use_ == nullptr) {
     Result<std::shared_ptr<SharedBuffer>> use =
-        group_->Allocate(parameter_count() * sizeof(int32_t), "used parameters");
+        group_->Allocate(parameter_count() * sizeof(int32_t), "used parameters", kCpu);
     if (!use) {
       group_->Abort(use.error());  // the other ranks would wait for this one's part
       return Fail(use.error());
@@ -225,6 +228,12 @@ Status Ddp::Fail(Status status) {
   return failure_;
 }
 
+// The others wait for what this rank cannot do.
+Status Ddp::FailEverywhere(Status status) {
+  group_->Abort(status);
+  return Fail(std::move(status));
+}
+
 Status Ddp::PutOff(Status status) {
   // The group keeps its first failure, and this is the code of LeaveIteration's.
   if (status.ok() || group_->Failure().code() != Code::kFailedPrecondition) return status;
@@ -272,10 +281,10 @@ void Ddp::ReserveSequences() {
 Status Ddp::SubmitBucket(uint32_t bucket) {
   ReserveSequences();
   if (skipped_[bucket] != 0 || reduces_elsewhere_) return OkStatus();
-  const Status status = PutOff(
-      group_->SubmitBucket(sequences_[bucket], layout_.infos[bucket], *layout_.buffer,
-                           layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout));
-  return status.ok() ? status : Fail(status);
+  const Status status = PutOff(group_->SubmitBucket(
+      sequences_[bucket], layout_.infos[bucket], *layout_.buffer,
+      layout_.plan.buckets[bucket].offset, ReduceOp::kAvg, options_.timeout, stream_));
+  return status.ok() ? status : FailEverywhere(status);
 }
 
 // Behind the last bucket: whether it was used, of each parameter, for the ranks to add up.
@@ -313,20 +322,27 @@ Status Ddp::Wait(uint32_t bucket) {
   }
   if (waited_[bucket] != 0) return OkStatus();
   if (!put_off_.ok()) return Fail(put_off_);
-  // Operations complete in order, so that what comes behind the last bucket says it is there too.
-  if (combines_use() && bucket + 1 == bucket_count()) {
-    if (!readiness_.all_ready()) {
-      return {Code::kFailedPrecondition,
-              "the last bucket was waited for before every parameter was ready"};
-    }
-    GRADSYNC_RETURN_IF_ERROR(WaitForUse());
-  } else if (skipped_[bucket] == 0 && !reduces_elsewhere_) {
-    Status status = group_->Wait(sequences_[bucket], options_.timeout);
-    if (!status.ok()) return Fail(std::move(status));
+  if (combines_use() && bucket + 1 == bucket_count() && !readiness_.all_ready()) {
+    return {Code::kFailedPrecondition,
+            "the last bucket was waited for before every parameter was ready"};
   }
+  GRADSYNC_RETURN_IF_ERROR(AwaitBucket(bucket));
   waited_[bucket] = 1;
   ++waited_count_;
   return OkStatus();
+}
+
+Status Ddp::AwaitBucket(uint32_t bucket) {
+  const bool is_handed_over = skipped_[bucket] == 0 && !reduces_elsewhere_;
+  if (device_ != kCpu && is_handed_over) {
+    Status status = group_->EnqueueWait(sequences_[bucket], device_, stream_);
+    if (!status.ok()) return FailEverywhere(std::move(status));
+  }
+  // Operations complete in order, so that what comes behind the last bucket says it is there too.
+  if (combines_use() && bucket + 1 == bucket_count()) return WaitForUse();
+  if (device_ != kCpu || !is_handed_over) return OkStatus();
+  Status status = group_->Wait(sequences_[bucket], options_.timeout);
+  return status.ok() ? status : Fail(std::move(status));
 }
 
 Status Ddp::End() {
@@ -369,7 +385,10 @@ Result<bool> Ddp::MoveTo(BucketPlan plan) {
   // Every rank has the same answer, so all stay together, where they are.
   if (!layout && layout.error().code() == Code::kOutOfMemory) return false;
   if (!layout) return Unexpected(Fail(layout.error()));
-  MoveGradients(*layout);
+  if (Status moved = MoveGradients(*layout); !moved.ok()) {
+    group_->Abort(moved);  // the others have moved theirs
+    return Unexpected(Fail(std::move(moved)));
+  }
   Status adopted = Adopt(*std::move(layout));
   if (!adopted.ok()) return Unexpected(Fail(std::move(adopted)));
   return true;
@@ -394,12 +413,18 @@ Result<std::vector<uint32_t>> Ddp::FirstRanksOrder() {
   return order;
 }
 
-void Ddp::MoveGradients(const Layout& target) const {
+Status Ddp::MoveGradients(const Layout& target) const {
+  std::vector<DeviceCopy> copies;
+  copies.reserve(parameter_count());
   for (uint32_t i = 0; i < parameter_count(); ++i) {
     const PlannedSlot& from = layout_.plan.slots[i];
     const PlannedSlot& to = target.plan.slots[i];
-    std::memcpy(target.buffer->data() + to.offset, layout_.buffer->data() + from.offset, to.bytes);
+    copies.push_back(
+        {target.buffer->data() + to.offset, layout_.buffer->data() + from.offset, to.bytes});
   }
+  if (device_ != kCpu) return group_->CopyOnDevice(device_, copies, stream_);
+  for (const DeviceCopy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  return OkStatus();
 }
 
 Status Ddp::StandAside(AsidePolicy policy) {
@@ -418,7 +443,8 @@ Status Ddp::Renew() {
     return {Code::kFailedPrecondition,
             "renew was called while gradients were being handed over; call it before the first"};
   }
-  Result<std::shared_ptr<SharedBuffer>> buffer = group_->Allocate(layout_.plan.bytes, "gradients");
+  Result<std::shared_ptr<SharedBuffer>> buffer =
+      group_->Allocate(layout_.plan.bytes, "gradients", device_);
   if (!buffer) return buffer.error();
   layout_.buffer = *std::move(buffer);
   return OkStatus();

@@ -96,6 +96,14 @@ class Ddp {
   // slots keeps the old buffer.
   const std::shared_ptr<SharedBuffer>& buffer() const { return layout_.buffer; }
 
+  // Where the gradients are: kCpu, or a GPU. There no call waits for the GPU, but as said.
+  uint32_t device() const { return device_; }
+
+  // On a GPU: the stream on which the gradients that become ready next are made, and which Wait
+  // lets wait. To be called before either, whenever it is another one; null, the default stream, to
+  // begin with.
+  void UseStream(Stream stream) { stream_ = stream; }
+
   // Begins an iteration, giving up one in which nothing became ready (a forward without a
   // backward). kFailedPrecondition, with PyTorch's "Expected to have finished reduction in the
   // prior iteration before starting a new one." and the parameters without a gradient, if the last
@@ -133,6 +141,9 @@ class Ddp {
   uint32_t UsedBy(uint32_t parameter) const;
 
   // Blocks until the bucket holds the averages. kFailedPrecondition if it has not been handed over.
+  // On a GPU: makes the stream wait for them, and returns at once; but it blocks for the last
+  // bucket of an iteration that also says which parameters were used. A failure that comes later
+  // lets the stream go, and is returned by the next call.
   Status Wait(uint32_t bucket);
 
   // Ends an iteration whose buckets have all been waited for.
@@ -181,7 +192,8 @@ class Ddp {
   // Describes the buckets to the group and uses the layout from now on.
   Status Adopt(Layout layout);
   Result<bool> MoveTo(BucketPlan plan);
-  void MoveGradients(const Layout& target) const;
+  Status MoveGradients(const Layout& target) const;
+  Status AwaitBucket(uint32_t bucket);
 
   Status LeaveIteration();
   void ReserveSequences();
@@ -193,6 +205,7 @@ class Ddp {
   Status SubmitUse();
   Status WaitForUse();
   Status Fail(Status status);
+  Status FailEverywhere(Status status);
   // `status`, unless it is that another rank has given up: that is only remembered.
   Status PutOff(Status status);
   Result<std::vector<uint32_t>> FirstRanksOrder();
@@ -204,6 +217,8 @@ class Ddp {
   const std::vector<ParameterSpec> parameters_;
   const DdpOptions options_;  // the defaults filled in
 
+  uint32_t device_ = kCpu;
+  Stream stream_ = nullptr;
   Layout layout_;
   Phase phase_ = Phase::kIdle;
   Readiness readiness_;

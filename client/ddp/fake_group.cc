@@ -278,8 +278,9 @@ Result<uint32_t> FakeGroup::Rejoin() {
   return rejoined->second;
 }
 
-Result<std::shared_ptr<SharedBuffer>> FakeGroup::Allocate(uint64_t bytes,
-                                                          const std::string& label) {
+Result<std::shared_ptr<SharedBuffer>> FakeGroup::Allocate(uint64_t bytes, const std::string& label,
+                                                          uint32_t device) {
+  if (device != kCpu) return Unexpected(Code::kUnsupported, "the fake has no GPU");
   {
     const std::lock_guard<std::mutex> lock(network_->mutex_);
     if (network_->failing_allocations_.erase(member_) > 0) {
@@ -301,7 +302,7 @@ uint64_t FakeGroup::ReserveSequences(uint32_t count) {
 
 Status FakeGroup::SubmitBucket(uint64_t sequence, const BucketInfo& info,
                                const SharedBuffer& buffer, uint64_t offset, ReduceOp op,
-                               Timeout /*timeout*/) {
+                               Timeout /*timeout*/, Stream /*stream*/) {
   if (offset % 64 != 0 || offset + info.count * DTypeSize(info.dtype) > buffer.size()) {
     return {Code::kInvalidArgument, "a bucket lies askew, or outside its buffer"};
   }
@@ -332,6 +333,15 @@ Status FakeGroup::SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype
 
 Status FakeGroup::Wait(uint64_t sequence, Timeout /*timeout*/) {
   return network_->WaitFor(sequence);
+}
+
+Status FakeGroup::EnqueueWait(uint64_t /*sequence*/, uint32_t /*device*/, Stream /*stream*/) {
+  return {Code::kUnsupported, "the fake has no GPU"};
+}
+
+Status FakeGroup::CopyOnDevice(uint32_t /*device*/, std::span<const DeviceCopy> /*copies*/,
+                               Stream /*stream*/) {
+  return {Code::kUnsupported, "the fake has no GPU"};
 }
 
 void FakeGroup::Abort(const Status& why) { network_->Fail(why); }

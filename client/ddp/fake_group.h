@@ -118,14 +118,18 @@ class FakeGroup : public Group {
   Status Share(void* data, uint64_t count, DType dtype, Timeout timeout) override;
   Status StandAside(AsidePolicy policy, Timeout timeout) override;
   Result<uint32_t> Rejoin() override;
-  Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label) override;
+  // No device but the processor's.
+  Result<std::shared_ptr<SharedBuffer>> Allocate(uint64_t bytes, const std::string& label,
+                                                 uint32_t device) override;
   Status DescribeBucket(const BucketInfo& info) override;
   uint64_t ReserveSequences(uint32_t count) override;
   Status SubmitBucket(uint64_t sequence, const BucketInfo& info, const SharedBuffer& buffer,
-                      uint64_t offset, ReduceOp op, Timeout timeout) override;
+                      uint64_t offset, ReduceOp op, Timeout timeout, Stream stream) override;
   Status SubmitAllReduce(uint64_t sequence, uint64_t count, DType dtype, const SharedBuffer& buffer,
                          uint64_t offset, ReduceOp op, Timeout timeout) override;
   Status Wait(uint64_t sequence, Timeout timeout) override;
+  Status EnqueueWait(uint64_t sequence, uint32_t device, Stream stream) override;
+  Status CopyOnDevice(uint32_t device, std::span<const DeviceCopy> copies, Stream stream) override;
   void Abort(const Status& why) override;
 
  private:

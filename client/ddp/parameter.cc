@@ -44,6 +44,9 @@ Status CheckParameters(std::span<const ParameterSpec> parameters) {
   uint64_t total = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const char* fault = FindFault(parameters[i]);
+    if (fault == nullptr && parameters[i].device != parameters[0].device) {
+      fault = "is on another device than parameter 0: the parameters of one Ddp are on one device";
+    }
     if (fault == nullptr) {
       total += GradientBytes(parameters[i]);
       if (total > kMaxGradientBytes) fault = "makes the whole larger than any memory";

@@ -19,7 +19,7 @@ struct ParameterSpec {
   std::string name{};  // "encoder.5.weight": in every message about it
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape{};  // empty for a scalar; at most kMaxDims long
-  uint32_t device = 0;           // parameters of different devices never share a bucket
+  uint32_t device = 0;           // as in client/core/device.h
 };
 
 // Whether the specifications make sense: valid dtypes that have an average, shapes without negative

@@ -48,7 +48,7 @@ std::string UseEverything(Session& session, DaemonGroup& group, SharedBuffer& bu
       group.Wait(0, kPatience),
       group.DescribeBucket({}),
       group.SubmitBucket(0, {0, 1, 1, 4, DType::kFloat32, "w"}, buffer, 0, ReduceOp::kSum,
-                         kPatience),
+                         kPatience, nullptr),
       session.Allocate(4096, "child").error(),
       session.connection().CheckAlive(),
   };

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "shm/frame_socket.h"
+#include "tests/integration/daemon_fixture.h"
 #include "tests/integration/raw_client.h"
 
 namespace gradsync::testing {
@@ -102,7 +103,7 @@ Discovery PrivateIn(const std::string& directory, const std::string& idle_exit) 
   Discovery discovery;
   discovery.system_socket = directory + "/system.sock";
   discovery.private_directory = directory + "/private";
-  discovery.daemon_binary = GRADSYNC_DAEMON_BINARY;
+  discovery.daemon_binary = DaemonBinary();
   discovery.environment = {"PATH=/usr/bin:/bin"};
   discovery.idle_exit = idle_exit;
   return discovery;

@@ -539,7 +539,7 @@ TEST_F(ClientTest, BucketsMayBeSubmittedInAnyOrder) {
     for (const uint32_t i : {1U, 0U}) {
       ASSERT_TRUE(rank.group
                       ->SubmitBucket(first + i, buckets[i], *buffer, i * kCount * sizeof(float),
-                                     ReduceOp::kSum, kPatient)
+                                     ReduceOp::kSum, kPatient, nullptr)
                       .ok());
     }
     ASSERT_TRUE(rank.group->Wait(first + 1, kPatient).ok());

@@ -130,6 +130,16 @@ GRADSYNC_API uint32_t gradsync_session_world_size(const gradsync_session* sessio
 /* The path of the daemon's socket. Borrowed from the session. */
 GRADSYNC_API const char* gradsync_session_socket(const gradsync_session* session);
 
+/* ---- Where memory is ------------------------------------------------------------------------- */
+
+/* The processor's, or that of the n-th CUDA device of this process, as the driver counts. */
+#define GRADSYNC_CPU 0u
+#define GRADSYNC_CUDA(n) ((uint32_t)(n) + 1u)
+
+/* A CUstream (cudaStream_t) of the device's primary context, which is the one that frameworks use;
+ * NULL is its default stream. The CUDA driver is loaded when the first call names a device. */
+typedef void* gradsync_stream;
+
 /* ---- Buffers: memory that the daemon reads and writes where it lies -------------------------- */
 
 typedef struct gradsync_buffer gradsync_buffer; /* reference-counted */
@@ -140,6 +150,24 @@ typedef struct gradsync_buffer gradsync_buffer; /* reference-counted */
 GRADSYNC_API int gradsync_buffer_create(gradsync_session* session, uint64_t bytes,
                                         const char* label, gradsync_buffer** buffer,
                                         gradsync_error* error);
+/* The same on a GPU: allocated there by the daemon and mapped into this process, zeroed. Its data
+ * is an address of the GPU's, for kernels and copies. Freeing it waits for the GPU. */
+GRADSYNC_API int gradsync_buffer_create_on(gradsync_session* session, uint32_t device,
+                                           uint64_t bytes, const char* label,
+                                           gradsync_buffer** buffer, gradsync_error* error);
+
+/* Lets the daemon use memory of a GPU where this process has allocated it: the whole allocation in
+ * which [memory, memory + bytes) lies, and with it whatever else is there, until it is
+ * unregistered, before it is freed. GRADSYNC_UNSUPPORTED, saying why, for memory that cannot be
+ * shared: memory of cudaMalloc can, and memory of cuMemCreate if a POSIX descriptor was asked for.
+ * GRADSYNC_PERMISSION_DENIED if the daemon takes none (its --import-gpu-memory). Memory that is
+ * not registered is copied on the GPU instead. Unregistering waits for the GPU. */
+GRADSYNC_API int gradsync_memory_register(gradsync_session* session, uint32_t device,
+                                          const void* memory, uint64_t bytes,
+                                          gradsync_error* error);
+GRADSYNC_API int gradsync_memory_unregister(gradsync_session* session, const void* memory,
+                                            gradsync_error* error);
+
 GRADSYNC_API void* gradsync_buffer_data(const gradsync_buffer* buffer);
 GRADSYNC_API uint64_t gradsync_buffer_size(const gradsync_buffer* buffer);
 GRADSYNC_API void gradsync_buffer_retain(gradsync_buffer* buffer);
@@ -214,6 +242,53 @@ GRADSYNC_API int gradsync_all_to_all(gradsync_group* group, const void* input, v
                                      uint64_t count, gradsync_dtype dtype, uint32_t timeout_ms,
                                      gradsync_error* error);
 
+/* ---- Collectives on GPUs: enqueued, never waited for by the host ------------------------------
+ */
+
+typedef enum gradsync_collective_kind {
+  GRADSYNC_ALL_REDUCE = 0,
+  GRADSYNC_BROADCAST = 1,
+  GRADSYNC_ALL_GATHER = 2,
+  GRADSYNC_BARRIER = 3,
+  GRADSYNC_REDUCE_SCATTER = 8,
+  GRADSYNC_SHARE = 10
+} gradsync_collective_kind;
+
+/* With the meaning that the calls above have for memory of the processor. */
+typedef struct gradsync_collective {
+  size_t struct_size;
+  gradsync_collective_kind kind;
+  gradsync_dtype dtype;
+  gradsync_reduce_op op; /* of a kind that reduces */
+  uint32_t root;         /* of a broadcast */
+  uint64_t count;
+  const void* input; /* of all_gather and reduce_scatter */
+  void* output;      /* of every kind but a barrier; in place where there is no input */
+  uint32_t timeout_ms;
+} gradsync_collective;
+
+typedef struct gradsync_work gradsync_work;
+
+/* Enqueues a collective over memory of `device`, behind what `stream` has been given so far, and
+ * returns at once. The memory must stay as it is until a wait for the work. All ranks of the group
+ * must be on GPUs; each uses one GPU in a group. Results are those of the calls above where the
+ * ranks share one GPU; between GPUs they are NCCL's: the same on every rank, in an order of its
+ * own, and of float16 and bfloat16 rounded at every step. Any failure of the group is told by the
+ * calls on the work, and lets every stream go. A stream that captures a CUDA graph is refused
+ * (GRADSYNC_UNSUPPORTED). Free with gradsync_work_free. */
+GRADSYNC_API int gradsync_enqueue(gradsync_group* group, uint32_t device,
+                                  const gradsync_collective* collective, gradsync_stream stream,
+                                  gradsync_work** work, gradsync_error* error);
+/* Makes `stream` wait for the result, and returns at once. */
+GRADSYNC_API int gradsync_work_wait(const gradsync_work* work, gradsync_stream stream,
+                                    gradsync_error* error);
+/* Sets `done` to 1 if the result is there, else to 0. An error if it will never be. */
+GRADSYNC_API int gradsync_work_query(const gradsync_work* work, int* done, gradsync_error* error);
+/* Blocks until the result is there. */
+GRADSYNC_API int gradsync_work_synchronize(const gradsync_work* work, gradsync_error* error);
+/* NULL is allowed. Does not wait. */
+GRADSYNC_API void gradsync_work_free(gradsync_work* work);
+
 /* ---- Standing aside: ranks with less input than others --------------------------------------- */
 
 /* What becomes of the others' averages. */
@@ -284,7 +359,7 @@ typedef struct gradsync_parameter {
   gradsync_dtype dtype;
   uint32_t ndim; /* more than GRADSYNC_MAX_DIMS: the last of `shape` is the product of the rest */
   int64_t shape[GRADSYNC_MAX_DIMS];
-  uint32_t device; /* parameters of different devices never share a bucket; 0 on the CPU */
+  uint32_t device; /* GRADSYNC_CPU or GRADSYNC_CUDA(n), the same for every parameter of a ddp */
 } gradsync_parameter;
 
 typedef struct gradsync_ddp_options {
@@ -388,7 +463,16 @@ GRADSYNC_API int gradsync_ddp_reduce_elsewhere(gradsync_ddp* ddp, gradsync_error
 /* 1 if every parameter of the bucket is ready in this iteration, else 0. */
 GRADSYNC_API int gradsync_ddp_bucket_ready(const gradsync_ddp* ddp, uint32_t bucket);
 
-/* Blocks until the bucket holds the averages over all ranks. */
+/* On a GPU: the stream on which the gradients that become ready next are made, and which waits for
+ * the averages. To be called before either, whenever it is another one; the default stream to begin
+ * with. */
+GRADSYNC_API int gradsync_ddp_set_stream(gradsync_ddp* ddp, gradsync_stream stream,
+                                         gradsync_error* error);
+
+/* Blocks until the bucket holds the averages over all ranks. On a GPU it makes the stream wait
+ * instead, and returns at once; but with GRADSYNC_UNUSED_FIND, and in the first iteration with
+ * GRADSYNC_UNUSED_STATIC, it blocks for the last bucket. A failure that comes later lets the stream
+ * go, with undefined averages, and is returned by the ddp's next call. */
 GRADSYNC_API int gradsync_ddp_wait(gradsync_ddp* ddp, uint32_t bucket, gradsync_error* error);
 
 /* Ends an iteration whose buckets have all been waited for. */
