@@ -23,10 +23,11 @@ class Broadcaster {
         timeout_(timeout),
         title_(backend + ":broadcast") {}
 
-  // Overwrites `tensors` with rank `root`'s (an index in the group; without one, with those of the
-  // last rank that does not stand aside), in chunks of at most `chunk_bytes` but at least one
-  // tensor. Every rank must pass the same sizes and types. Neither autograd nor version counters
-  // notice.
+  // Overwrites `tensors`, wherever they are, with rank `root`'s (an index in the group; without
+  // one, with those of the last rank that does not stand aside), in chunks of at most `chunk_bytes`
+  // but at least one tensor. Every rank must pass the same sizes, types and kinds of device, in the
+  // same order. Neither autograd nor version counters notice. Tensors on a GPU (on one) are there
+  // in the order of the current stream.
   void Broadcast(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
                  std::optional<uint32_t> root);
 
@@ -38,8 +39,14 @@ class Broadcaster {
   uint32_t Rejoin() { return group_.Rejoin(); }
 
  private:
+  // Of tensors that are all on one kind of device.
+  void BroadcastInChunks(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
+                         std::optional<uint32_t> root);
   void BroadcastChunk(const at::Tensor* begin, const at::Tensor* end, int64_t bytes,
                       std::optional<uint32_t> root);
+  // True if this rank's tensors are to be sent, and if they are to be overwritten.
+  bool Sends(std::optional<uint32_t> root) const { return !root || *root == group_.rank(); }
+  bool Receives(std::optional<uint32_t> root) const { return root != group_.rank(); }
 
   Group group_;
   Timeout timeout_;

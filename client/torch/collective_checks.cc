@@ -6,7 +6,9 @@
 
 namespace gradsync::torch {
 
-gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op) {
+namespace {
+
+gradsync_reduce_op OpOf(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
       return GRADSYNC_SUM;
@@ -31,6 +33,19 @@ gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op) {
   }
 }
 
+}  // namespace
+
+gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op, c10::Device device) {
+  const gradsync_reduce_op result = OpOf(op);
+  const bool is_bitwise =
+      result == GRADSYNC_BIT_AND || result == GRADSYNC_BIT_OR || result == GRADSYNC_BIT_XOR;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device.is_cpu() || !is_bitwise,
+      "gradsync: BAND, BOR and BXOR are not offered for tensors on a GPU: move the tensor to the "
+      "CPU first, or use a gloo group for it");
+  return result;
+}
+
 void CheckReduces(const at::Tensor& tensor, const char* operation) {
   TORCH_CHECK_TYPE(DTypeOf(tensor.scalar_type()).has_value(), "gradsync: ", operation,
                    " does not take tensors of type ", tensor.scalar_type());
@@ -39,7 +54,7 @@ void CheckReduces(const at::Tensor& tensor, const char* operation) {
 const at::Tensor& OnlyOne(const std::vector<at::Tensor>& tensors, const char* operation) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "gradsync: ", operation,
                     " takes one tensor, but was given ", tensors.size());
-  CheckDenseCpu(tensors[0], operation);
+  CheckDense(tensors[0], operation);
   return tensors[0];
 }
 
@@ -50,6 +65,24 @@ const std::vector<at::Tensor>& OnlyList(const std::vector<std::vector<at::Tensor
   return lists[0];
 }
 
+namespace {
+
+void CheckOneDevice(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  TORCH_CHECK_VALUE(a.device() == b.device(), "gradsync: ", operation,
+                    " needs tensors on one device, but was given some on ", a.device(), " and ",
+                    b.device());
+}
+
+}  // namespace
+
+c10::Device CheckOneDevice(const std::vector<at::Tensor>& tensors, const char* operation) {
+  for (const at::Tensor& tensor : tensors) {
+    CheckDense(tensor, operation);
+    CheckOneDevice(tensors[0], tensor, operation);
+  }
+  return tensors.empty() ? at::kCPU : tensors[0].device();
+}
+
 uint32_t CheckRoot(int64_t root, int size, const char* operation) {
   TORCH_CHECK_VALUE(root >= 0 && root < size, "gradsync: ", operation, " with rank ", root,
                     " of a group of ", size);
@@ -58,11 +91,12 @@ uint32_t CheckRoot(int64_t root, int size, const char* operation) {
 
 void CheckBlocks(const at::Tensor& large, const at::Tensor& small, int size,
                  const char* operation) {
-  CheckDenseCpu(large, operation);
-  CheckDenseCpu(small, operation);
+  CheckDense(large, operation);
+  CheckDense(small, operation);
   TORCH_CHECK_TYPE(large.scalar_type() == small.scalar_type(), "gradsync: ", operation,
                    " was given tensors of types ", large.scalar_type(), " and ",
                    small.scalar_type(), "; input and output must be of one type");
+  CheckOneDevice(large, small, operation);
   TORCH_CHECK_VALUE(large.numel() == small.numel() * size, "gradsync: ", operation,
                     " needs a tensor of ", small.numel() * size, " elements (", size,
                     " ranks times ", small.numel(), "), but was given one of ", large.numel());
@@ -75,12 +109,13 @@ void CheckListTypes(const std::vector<at::Tensor>& tensors, const at::Tensor& li
   TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size), "gradsync: ", operation,
                     " needs one tensor for each of the ", size, " ranks, but was given ",
                     tensors.size());
-  CheckDenseCpu(like, operation);
+  CheckDense(like, operation);
   for (const at::Tensor& tensor : tensors) {
-    CheckDenseCpu(tensor, operation);
+    CheckDense(tensor, operation);
     TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), "gradsync: ", operation,
                       " needs tensors of one type, but was given ", like.scalar_type(), " and ",
                       tensor.scalar_type());
+    CheckOneDevice(like, tensor, operation);
   }
 }
 
@@ -110,7 +145,7 @@ void CheckEqualList(const std::vector<at::Tensor>& tensors, const at::Tensor& li
 
 void CheckSplits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size,
                  const char* operation) {
-  CheckDenseCpu(tensor, operation);
+  CheckDense(tensor, operation);
   const int64_t rows = tensor.dim() == 0 ? 0 : tensor.size(0);
   if (splits.empty()) {
     TORCH_CHECK_VALUE(

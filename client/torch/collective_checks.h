@@ -19,8 +19,8 @@ struct GroupSize {
   int rank;
 };
 
-// NotImplementedError for what there is no reduction for.
-gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op);
+// NotImplementedError for what there is no reduction for, on that device.
+gradsync_reduce_op ToReduceOp(const c10d::ReduceOp& op, c10::Device device);
 
 // Whether gradsync can calculate with the tensor's elements.
 void CheckReduces(const at::Tensor& tensor, const char* operation);
@@ -30,12 +30,17 @@ const at::Tensor& OnlyOne(const std::vector<at::Tensor>& tensors, const char* op
 const std::vector<at::Tensor>& OnlyList(const std::vector<std::vector<at::Tensor>>& lists,
                                         const char* operation);
 
+// That of all of them, or the CPU for none. Each must be dense.
+c10::Device CheckOneDevice(const std::vector<at::Tensor>& tensors, const char* operation);
+
 uint32_t CheckRoot(int64_t root, int size, const char* operation);
 
-// `large` has one block as large as `small` for each rank.
+// `large` has, on the same device, one block as large as
+// `small` for each rank.
 void CheckBlocks(const at::Tensor& large, const at::Tensor& small, int size, const char* operation);
 
-// One tensor for each rank, of `like`'s type, and dense; the rank's own of `like`'s sizes.
+// One tensor for each rank, of `like`'s type and on its device, and dense; the rank's own of
+// `like`'s sizes.
 void CheckList(const std::vector<at::Tensor>& tensors, const at::Tensor& like, GroupSize group,
                const char* operation);
 // The same, and all of `like`'s sizes.

@@ -13,8 +13,6 @@
 namespace gradsync::torch {
 namespace {
 
-gradsync_dtype ReducedType(const at::Tensor& tensor) { return *DTypeOf(tensor.scalar_type()); }
-
 uint64_t CountOf(const at::Tensor& tensor) { return static_cast<uint64_t>(tensor.numel()); }
 
 // All in one piece, one after the other.
@@ -22,14 +20,14 @@ at::Tensor Flatten(const Tensors& tensors) {
   at::Tensor flat =
       at::empty({static_cast<int64_t>(tensors.size()), tensors[0].numel()}, tensors[0].options());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    flat[static_cast<int64_t>(i)].view(tensors[i].sizes()).copy_(tensors[i]);
+    CopyOnCurrentStream(flat[static_cast<int64_t>(i)].view(tensors[i].sizes()), tensors[i]);
   }
   return flat;
 }
 
 void Unflatten(const at::Tensor& flat, const Tensors& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].copy_(flat[static_cast<int64_t>(i)].view(tensors[i].sizes()));
+    CopyOnCurrentStream(tensors[i], flat[static_cast<int64_t>(i)].view(tensors[i].sizes()));
   }
 }
 
@@ -128,18 +126,17 @@ at::Tensor BroadcastSparse(const Group& group, const at::Tensor& own, const at::
     indices = at::empty({own.sparse_dim(), count}, indices.options());
     values = at::empty(sizes, values.options());
   }
-  BroadcastOne(group, indices, root, timeout);
-  BroadcastOne(group, values, root, timeout);
+  HostCollectives collectives(group);
+  BroadcastOne(collectives, indices, root, timeout);
+  BroadcastOne(collectives, values, root, timeout);
   return at::sparse_coo_tensor(indices, values, like.sizes(), like.options());
 }
 
 }  // namespace
 
-void AllReduceOne(const Group& group, const at::Tensor& tensor, gradsync_reduce_op op,
+void AllReduceOne(Collectives& group, const at::Tensor& tensor, gradsync_reduce_op op,
                   Timeout timeout) {
-  InPlace(tensor, [&](const at::Tensor& plain) {
-    group.AllReduce(plain.data_ptr(), CountOf(plain), ReducedType(plain), op, timeout);
-  });
+  InPlace(tensor, [&](const at::Tensor& plain) { group.AllReduce(plain, op, timeout); });
 }
 
 void AllReduceSparse(const Group& group, const at::Tensor& tensor, Timeout timeout) {
@@ -167,18 +164,13 @@ void AllReduceSparse(const Group& group, const at::Tensor& tensor, Timeout timeo
   tensor.copy_(sum.coalesce());
 }
 
-void BroadcastOne(const Group& group, const at::Tensor& tensor, uint32_t root, Timeout timeout) {
-  InPlace(tensor, [&](const at::Tensor& plain) {
-    const Elements elements = ElementsToMove(plain);
-    group.Broadcast(plain.data_ptr(), elements.count, elements.dtype, root, timeout);
-  });
+void BroadcastOne(Collectives& group, const at::Tensor& tensor, uint32_t root, Timeout timeout) {
+  InPlace(tensor, [&](const at::Tensor& plain) { group.Broadcast(plain, root, timeout); });
 }
 
-void ReduceOne(const Group& group, const at::Tensor& tensor, gradsync_reduce_op op, uint32_t root,
+void ReduceOne(Collectives& group, const at::Tensor& tensor, gradsync_reduce_op op, uint32_t root,
                Timeout timeout) {
-  const auto reduce = [&](const at::Tensor& plain) {
-    group.Reduce(plain.data_ptr(), CountOf(plain), ReducedType(plain), op, root, timeout);
-  };
+  const auto reduce = [&](const at::Tensor& plain) { group.Reduce(plain, op, root, timeout); };
   if (group.rank() == root) {
     InPlace(tensor, reduce);
   } else {
@@ -186,16 +178,13 @@ void ReduceOne(const Group& group, const at::Tensor& tensor, gradsync_reduce_op 
   }
 }
 
-void GatherIntoOne(const Group& group, const at::Tensor& output, const at::Tensor& input,
+void GatherIntoOne(Collectives& group, const at::Tensor& output, const at::Tensor& input,
                    Timeout timeout) {
   const at::Tensor plain = PlainInput(input);
-  const Elements elements = ElementsToMove(plain);
-  InPlace(output, [&](const at::Tensor& target) {
-    group.AllGather(plain.data_ptr(), target.data_ptr(), elements.count, elements.dtype, timeout);
-  });
+  InPlace(output, [&](const at::Tensor& target) { group.AllGather(plain, target, timeout); });
 }
 
-void AllGatherIntoList(const Group& group, const Tensors& outputs, const at::Tensor& input,
+void AllGatherIntoList(Collectives& group, const Tensors& outputs, const at::Tensor& input,
                        Timeout timeout) {
   if (AllOfOneSize(outputs)) {
     const at::Tensor all = NewFlat(input, outputs.size());
@@ -203,7 +192,7 @@ void AllGatherIntoList(const Group& group, const Tensors& outputs, const at::Ten
     Unflatten(all, outputs);
     return;
   }
-  outputs[group.rank()].copy_(input);
+  CopyOnCurrentStream(outputs[group.rank()], input);
   for (uint32_t rank = 0; rank < group.size(); ++rank) {
     BroadcastOne(group, outputs[rank], rank, timeout);
   }
@@ -244,16 +233,14 @@ void ScatterList(const Group& group, const at::Tensor& output, const Tensors& in
   });
 }
 
-void ReduceScatterOne(const Group& group, const at::Tensor& output, const at::Tensor& input,
+void ReduceScatterOne(Collectives& group, const at::Tensor& output, const at::Tensor& input,
                       gradsync_reduce_op op, Timeout timeout) {
   const at::Tensor plain = PlainInput(input);
-  InPlace(output, [&](const at::Tensor& target) {
-    group.ReduceScatter(plain.data_ptr(), target.data_ptr(), CountOf(target), ReducedType(target),
-                        op, timeout);
-  });
+  InPlace(output,
+          [&](const at::Tensor& target) { group.ReduceScatter(plain, target, op, timeout); });
 }
 
-void ReduceScatterList(const Group& group, const at::Tensor& output, const Tensors& inputs,
+void ReduceScatterList(Collectives& group, const at::Tensor& output, const Tensors& inputs,
                        gradsync_reduce_op op, Timeout timeout) {
   if (AllOfOneSize(inputs)) {
     ReduceScatterOne(group, output, Flatten(inputs), op, timeout);

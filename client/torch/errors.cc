@@ -23,6 +23,20 @@ PyObject* Error::python_type() {
   return found == Classes().end() ? PyExc_RuntimeError : found->second;
 }
 
+Error WithTorchsWords(const Error& error, const char* title, std::chrono::milliseconds timeout) {
+  const std::string words =
+      "Timed out waiting " + std::to_string(timeout.count()) + "ms for " + title + " to complete";
+  const std::string text = error.what();
+  switch (error.code()) {
+    case GRADSYNC_DEADLINE_EXCEEDED:
+      return {error.code(), words + ": " + text};
+    case GRADSYNC_RANK_LOST:
+      return {error.code(), text + " (Known before the end of the wait: \"" + words + "\".)"};
+    default:
+      return error;
+  }
+}
+
 void BindErrors() {
   const py::object by_code = py::module_::import("gradsync.errors").attr("ERROR_CLASSES");
   for (const auto& [code, type] : by_code.cast<py::dict>()) {

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,10 @@ class Error : public ::torch::PyTorchError {
 inline void Check(int code, const gradsync_error& error) {
   if (code != GRADSYNC_OK) throw Error(code, error.message);
 }
+
+// The same with torch's words for a wait, of `title`, that was in vain; they stand too where it was
+// cut short, because a rank that the others wait for has left.
+Error WithTorchsWords(const Error& error, const char* title, std::chrono::milliseconds timeout);
 
 // Once, when the module is loaded: takes the classes from gradsync.errors.
 void BindErrors();

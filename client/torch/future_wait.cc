@@ -9,8 +9,10 @@
 
 namespace gradsync::torch {
 
+namespace {
+
 // ivalue::Future::wait() has no deadline.
-void WaitFor(c10::ivalue::Future& future, const std::string& what, Timeout timeout) {
+void AwaitCompletion(c10::ivalue::Future& future, const std::string& what, Timeout timeout) {
   struct Signal {
     std::mutex mutex;
     std::condition_variable changed;
@@ -22,13 +24,19 @@ void WaitFor(c10::ivalue::Future& future, const std::string& what, Timeout timeo
     signal->completed = true;
     signal->changed.notify_all();
   });
-  {
-    std::unique_lock lock(signal->mutex);
-    if (!signal->changed.wait_for(lock, timeout, [&] { return signal->completed; })) {
-      throw Error(GRADSYNC_DEADLINE_EXCEEDED,
-                  what + " was not completed within " + std::to_string(timeout.count()) + " ms");
-    }
+  std::unique_lock lock(signal->mutex);
+  if (!signal->changed.wait_for(lock, timeout, [&] { return signal->completed; })) {
+    throw Error(GRADSYNC_DEADLINE_EXCEEDED,
+                what + " was not completed within " + std::to_string(timeout.count()) + " ms");
   }
+}
+
+}  // namespace
+
+void WaitFor(c10::ivalue::Future& future, const std::string& what, Timeout timeout) {
+  // Of what is on a GPU, a future is completed before its value is there.
+  if (!future.completed()) AwaitCompletion(future, what, timeout);
+  future.wait();
   if (future.hasError()) std::rethrow_exception(future.exception_ptr());
 }
 

@@ -10,7 +10,8 @@
 
 namespace gradsync::torch {
 
-// Waits until `future` is completed, and throws what it was completed with, if that is an error.
+// Waits until `future` is completed, and throws what it was completed with, if that is an error. Of
+// a value on a GPU, what comes next on the current stream then finds it.
 // Throws Error (GRADSYNC_DEADLINE_EXCEEDED), which calls the future `what`, after `timeout`. To be
 // called without the interpreter's lock.
 void WaitFor(c10::ivalue::Future& future, const std::string& what, Timeout timeout);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "client/torch/device.h"
 #include "client/torch/tensors.h"
 
 namespace gradsync::torch {
@@ -30,10 +31,9 @@ at::DimVector SlotStrides(const at::Tensor& parameter) {
 
 at::Tensor ViewOf(const gradsync_slot& slot, const at::Tensor& parameter, at::ScalarType type) {
   gradsync_buffer_retain(slot.buffer);
-  return at::from_blob(
-      slot.data, parameter.sizes(), SlotStrides(parameter),
-      [buffer = slot.buffer](void*) { gradsync_buffer_release(buffer); },
-      at::TensorOptions().dtype(type).device(at::kCPU));
+  return TensorOver(slot.data, parameter.sizes(), SlotStrides(parameter),
+                    at::TensorOptions(parameter.device()).dtype(type),
+                    [buffer = slot.buffer](void*) { gradsync_buffer_release(buffer); });
 }
 
 bool IsAlias(const at::Tensor& gradient, const at::Tensor& view) {
@@ -42,17 +42,20 @@ bool IsAlias(const at::Tensor& gradient, const at::Tensor& view) {
 }
 
 void Copy(const at::Tensor& target, const at::Tensor& source) {
-  if (SameLayout(target, source)) {
+  if (target.is_cpu() && SameLayout(target, source)) {
     CopyBytes(target.data_ptr(), source.const_data_ptr(), target.nbytes());
   } else {
     const at::NoGradGuard no_grad;
-    target.copy_(source);
+    target.copy_(source, /*non_blocking=*/true);
   }
 }
 
+at::Tensor NewLike(const at::Tensor& view) {
+  return at::empty_strided(view.sizes(), view.strides(), view.options());
+}
+
 void CopyOut(const at::Tensor& view, at::Tensor& gradient) {
-  if (!gradient.defined())
-    gradient = at::empty_strided(view.sizes(), view.strides(), view.options());
+  if (!gradient.defined()) gradient = NewLike(view);
   Copy(gradient, view);
   // A copy by memcpy is a change like any other.
   gradient.unsafeGetTensorImpl()->bump_version();
@@ -66,6 +69,7 @@ gradsync_parameter Describe(const at::Tensor& parameter, const std::string& name
   TORCH_CHECK_TYPE(dtype.has_value(), "gradsync: the gradient of parameter \"", name,
                    "\" cannot be averaged: its type is ", type);
   description.dtype = *dtype;
+  description.device = NumberOf(parameter.device());
   description.ndim = static_cast<uint32_t>(std::min<int64_t>(parameter.dim(), GRADSYNC_MAX_DIMS));
   for (int64_t i = 0; i < parameter.dim(); ++i) {
     const size_t at = static_cast<size_t>(std::min<int64_t>(i, GRADSYNC_MAX_DIMS - 1));

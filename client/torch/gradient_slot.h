@@ -19,10 +19,14 @@ at::Tensor ViewOf(const gradsync_slot& slot, const at::Tensor& parameter, at::Sc
 
 bool IsAlias(const at::Tensor& gradient, const at::Tensor& view);
 
+// On a GPU both of these are enqueued on the current stream.
 void Copy(const at::Tensor& target, const at::Tensor& source);
 
 // `gradient` becomes equal to `view`, but stays the tensor that it is, if it is one.
 void CopyOut(const at::Tensor& view, at::Tensor& gradient);
+
+// Memory for what `view` holds, in the same layout.
+at::Tensor NewLike(const at::Tensor& view);
 
 // For libgradsync, which borrows `name`. `type`: of the gradient.
 gradsync_parameter Describe(const at::Tensor& parameter, const std::string& name,

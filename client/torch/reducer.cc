@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "client/torch/comm_hook.h"
+#include "client/torch/device.h"
 #include "client/torch/errors.h"
 #include "client/torch/future_wait.h"
 #include "client/torch/gradient_slot.h"
@@ -49,6 +50,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
         const std::vector<uint32_t>& ranks, const std::vector<at::Tensor>& parameters,
         std::vector<std::string> names, const Options& options)
       : parameters_(parameters),
+        device_(parameters.empty() ? at::kCPU : parameters.front().device()),
         names_(std::move(names)),
         as_view_(options.gradient_as_bucket_view && !options.gradient_type),
         find_unused_(options.find_unused),
@@ -117,6 +119,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void Call(int code, const gradsync_error& error);
   [[noreturn]] void Refuse(const std::string& text) const;
   void CheckHooks() const;
+  void UseCurrentStream();
   void Begin();
   void FindUnused(const std::vector<at::Tensor>& outputs);
   void WatchOutputs(const std::vector<at::Tensor>& outputs);
@@ -140,6 +143,8 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void Restore(uint32_t index);
   void RestoreUnused(uint32_t index);
   void LeaveSlots();
+  void PutBack(uint32_t index);
+  void PutBackTogether();
   void ReplaceGradient(uint32_t index, const at::Tensor& by);
   double ScaleToLiving();
   bool IsUsedHere(uint32_t index) const { return !may_be_unused() || used_[index] != 0; }
@@ -155,6 +160,7 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   void TakeBack();
 
   const std::vector<at::Tensor> parameters_;
+  const c10::Device device_;  // of all of them
   const std::vector<std::string> names_;
   const bool as_view_;
   const bool find_unused_;
@@ -189,6 +195,12 @@ class Reducer::State : public std::enable_shared_from_this<State> {
   std::vector<uint32_t> firings_;        // by parameter
   std::vector<uint32_t> firings_left_;   // in this iteration
   std::vector<uint32_t> first_firings_;  // the parameters in order
+
+  // On a GPU: the stream that the ddp was told last, and the gradients that are to be copied from
+  // their slots, all at once.
+  std::optional<c10::Stream> stream_;
+  std::vector<at::Tensor> gradients_to_fill_;
+  std::vector<at::Tensor> averages_;
 
   std::unique_ptr<HookedBuckets> hooked_;
   bool optimizer_in_backward_ = false;
@@ -237,7 +249,11 @@ void Reducer::State::Create(const Options& options) {
   std::vector<gradsync_parameter> descriptions;
   descriptions.reserve(parameters_.size());
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
-    CheckDenseCpu(parameters_[i], "DistributedDataParallel");
+    CheckDense(parameters_[i], "DistributedDataParallel");
+    TORCH_CHECK_VALUE(parameters_[i].device() == device_,
+                      "gradsync: DistributedDataParallel needs parameters on one device, but \"",
+                      names_[i], "\" is on ", parameters_[i].device(), " and \"", names_[0],
+                      "\" on ", device_);
     gradsync_parameter& description =
         descriptions.emplace_back(Describe(parameters_[i], names_[i], TypeOf(i)));
     if (!IsSparse(i)) continue;
@@ -294,7 +310,7 @@ void Reducer::State::ReadSlots() {
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
     slots_[i] = {};
     Call(gradsync_ddp_slot(ddp_.get(), i, &slots_[i], &error), error);
-    views_.push_back(IsSparse(i) ? at::empty({0}, at::TensorOptions().dtype(TypeOf(i)))
+    views_.push_back(IsSparse(i) ? at::empty({0}, at::TensorOptions(device_).dtype(TypeOf(i)))
                                  : ViewOf(slots_[i], parameters_[i], TypeOf(i)));
   }
 }
@@ -390,6 +406,24 @@ void Reducer::State::SetManualFinish(bool manual) {
   manual_ = manual;
 }
 
+// On a GPU: the ddp is to be told on which stream the gradients are made that come next, or that
+// the averages are to be there for. Autograd has one stream for all parameters' hooks, but nothing
+// keeps users from several: then each waits for the last, as a bucket is handed over with only one.
+void Reducer::State::UseCurrentStream() {
+  if (device_.is_cpu()) return;
+  const c10::Stream current = CurrentStream(device_);
+  if (stream_ == current) return;
+  if (stream_) MakeWait(current, *stream_);
+  stream_ = current;
+  gradsync_error error{};
+  int code = GRADSYNC_OK;
+  {
+    const std::lock_guard lock(mutex_);
+    code = gradsync_ddp_set_stream(ddp_.get(), current.native_handle(), &error);
+  }
+  Call(code, error);
+}
+
 void Reducer::State::Begin() {
   armed_ = false;
   if (awaits_finish_) {
@@ -429,6 +463,7 @@ bool Reducer::State::RebuildBuckets(bool together) {
   if (!may_rebuild_ || iterations_ == 0) return false;
   may_rebuild_ = false;
   const bool looks = !find_unused_ || is_static_;
+  UseCurrentStream();
   int moved = 0;
   gradsync_error error{};
   {
@@ -588,6 +623,7 @@ void Reducer::State::SkipUnusedBuckets() {
 // What the parameter contributes is complete.
 void Reducer::State::HandOver(uint32_t index, const autograd::variable_list& inputs) {
   const bool used = IsUsedHere(index);
+  UseCurrentStream();
   // The second time libgradsync says what is wrong; the slot may be under reduction by then.
   if (!std::exchange(stored_[index], uint8_t{1})) {
     if (used) {
@@ -715,6 +751,7 @@ void Reducer::State::Store(uint32_t index, const autograd::variable_list& inputs
               names_[index], "\" has sizes ", gradient.sizes(), ", but the parameter had ",
               view.sizes(), " when DistributedDataParallel wrapped it");
   Copy(view, gradient);
+  KeepForCurrentStream(gradient);
   if (!IsUsedHere(index)) return;
   // The old gradient dies after the new one is in place, with no lock of ours held: changing the
   // count of a tensor that Python knows may take the interpreter's lock.
@@ -739,6 +776,9 @@ void Reducer::State::StoreUnused(uint32_t index) {
 void Reducer::State::Finish() {
   armed_ = false;
   awaits_finish_ = false;
+  // Autograd runs this with the streams of whoever has called backward, which it has made to wait
+  // for those of the hooks.
+  UseCurrentStream();
   const bool put_back = !optimizer_in_backward_;
   const double scale = ScaleToLiving();
   gradsync_error error{};
@@ -751,6 +791,7 @@ void Reducer::State::Finish() {
     for (uint32_t i = 0; i < parameters_.size(); ++i) {
       if (!IsUsedHere(i)) RestoreUnused(i);
     }
+    PutBackTogether();
   }
   Call(gradsync_ddp_end(ddp_.get(), &error), error);
   TakeSparse(put_back, scale);
@@ -774,6 +815,7 @@ void Reducer::State::TakeBucket(uint32_t bucket, double scale) {
   for (const uint32_t index : buckets_[bucket]) {
     if (!IsSparse(index) && IsUsedHere(index)) Restore(index);
   }
+  PutBackTogether();
 }
 
 void Reducer::State::TakeHookedBucket(uint32_t bucket) {
@@ -803,6 +845,7 @@ void Reducer::State::TakeHookedBucket(uint32_t bucket) {
     }
     offset += length;
   }
+  PutBackTogether();
 }
 
 void Reducer::State::ReplaceGradient(uint32_t index, const at::Tensor& by) {
@@ -844,8 +887,29 @@ void Reducer::State::Restore(uint32_t index) {
   } else if (as_view_ || MayLend(index, gradient)) {
     const at::Tensor old = std::exchange(gradient, as_view_ ? view : Lend(index));
   } else {
-    CopyOut(view, gradient);
+    PutBack(index);
   }
+}
+
+// Copies the average to the gradient: at once on the CPU, with PutBackTogether on a GPU, where it
+// is launches that cost time.
+void Reducer::State::PutBack(uint32_t index) {
+  at::Tensor& gradient = parameters_[index].mutable_grad();
+  if (device_.is_cpu()) {
+    CopyOut(views_[index], gradient);
+    return;
+  }
+  if (!gradient.defined()) gradient = NewLike(views_[index]);
+  gradients_to_fill_.push_back(gradient);
+  averages_.push_back(views_[index]);
+}
+
+void Reducer::State::PutBackTogether() {
+  if (gradients_to_fill_.empty()) return;
+  const at::NoGradGuard no_grad;
+  at::_foreach_copy_(gradients_to_fill_, averages_, /*non_blocking=*/true);
+  gradients_to_fill_.clear();
+  averages_.clear();
 }
 
 // This rank has not used the parameter, but others may have.
@@ -860,7 +924,9 @@ void Reducer::State::RestoreUnused(uint32_t index) {
     return;
   }
   for (const auto& [saved, content] : saved_) {
-    if (saved == index) Copy(views_[index], content);
+    if (saved != index) continue;
+    Copy(views_[index], content);
+    KeepForCurrentStream(content);
   }
 }
 
@@ -881,9 +947,9 @@ at::Tensor Reducer::State::BucketTensor(uint32_t bucket) const {
   gradsync_buffer_retain(buffer);
   int64_t count = 0;  // without padding
   for (const uint32_t index : buckets_[bucket]) count += views_[index].numel();
-  return at::from_blob(
-      found.data, {count}, [buffer](void*) { gradsync_buffer_release(buffer); },
-      at::TensorOptions().dtype(TypeOf(buckets_[bucket].front())).device(at::kCPU));
+  return TensorOver(found.data, {count}, std::nullopt,
+                    at::TensorOptions(device_).dtype(TypeOf(buckets_[bucket].front())),
+                    [buffer](void*) { gradsync_buffer_release(buffer); });
 }
 
 void Reducer::State::StandAside(gradsync_aside_policy policy) {
@@ -903,6 +969,7 @@ uint32_t Reducer::State::Rejoin() {
 void Reducer::State::RunEmptyIteration() {
   Begin();
   LeaveSlots();
+  UseCurrentStream();
   gradsync_error error{};
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
     views_[i].zero_();

@@ -3,9 +3,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
-#include "client/torch/tensors.h"
+#include "client/torch/group_collectives.h"
 
 namespace gradsync::torch {
 namespace {
@@ -17,7 +18,7 @@ struct Shape {
 };
 
 // Every rank's `tensor`, its first dimension filled up to `rows`.
-std::vector<at::Tensor> Gather(const Group& group, const at::Tensor& tensor, int64_t rows,
+std::vector<at::Tensor> Gather(Collectives& group, const at::Tensor& tensor, int64_t rows,
                                Timeout timeout) {
   at::DimVector sizes(tensor.sizes());
   sizes[0] = rows;
@@ -25,9 +26,7 @@ std::vector<at::Tensor> Gather(const Group& group, const at::Tensor& tensor, int
   padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
   sizes.insert(sizes.begin(), group.size());
   const at::Tensor all = at::empty(sizes, tensor.options());
-  const Elements elements = ElementsToMove(padded);
-  group.AllGather(padded.const_data_ptr(), all.mutable_data_ptr(), elements.count, elements.dtype,
-                  timeout);
+  group.AllGather(padded, all, timeout);
   return all.unbind(0);
 }
 
@@ -51,17 +50,19 @@ at::Tensor AverageSparse(const Group& group, const at::Tensor& parameter,
     longest.rows = std::max(longest.rows, shape.rows);
     longest.sparse_dims = std::max(longest.sparse_dims, shape.sparse_dims);
   }
-  const auto options = at::TensorOptions().dtype(parameter.scalar_type());
+  const auto options = at::TensorOptions(parameter.device()).dtype(parameter.scalar_type());
   if (longest.rows == 0) return at::empty(parameter.sizes(), options.layout(at::kSparse));
 
   at::DimVector value_sizes(parameter.sizes().slice(static_cast<size_t>(longest.sparse_dims)));
   value_sizes.insert(value_sizes.begin(), 0);
   // Row by row, so that a rank's come together.
-  const at::Tensor indices =
-      own.defined() ? own.indices().t() : at::empty({0, longest.sparse_dims}, at::kLong);
+  const at::Tensor indices = own.defined()
+                                 ? own.indices().t()
+                                 : at::empty({0, longest.sparse_dims}, options.dtype(at::kLong));
   const at::Tensor values = own.defined() ? own.values() : at::empty(value_sizes, options);
-  std::vector<at::Tensor> all_indices = Gather(group, indices, longest.rows, timeout);
-  std::vector<at::Tensor> all_values = Gather(group, values, longest.rows, timeout);
+  const std::unique_ptr<Collectives> collectives = CollectivesOn(parameter.device(), group);
+  std::vector<at::Tensor> all_indices = Gather(*collectives, indices, longest.rows, timeout);
+  std::vector<at::Tensor> all_values = Gather(*collectives, values, longest.rows, timeout);
   for (size_t rank = 0; rank < shapes.size(); ++rank) {
     all_indices[rank] = all_indices[rank].narrow(0, 0, shapes[rank].rows);
     all_values[rank] = all_values[rank].narrow(0, 0, shapes[rank].rows);

@@ -1,8 +1,12 @@
 #include "client/torch/tensors.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstring>
+#include <utility>
+
+#include "client/torch/device.h"
 
 namespace gradsync::torch {
 
@@ -37,12 +41,34 @@ std::optional<gradsync_dtype> DTypeOf(at::ScalarType type) {
   }
 }
 
-void CheckDenseCpu(const at::Tensor& tensor, const char* operation) {
+void CheckDense(const at::Tensor& tensor, const char* operation) {
   TORCH_CHECK_VALUE(tensor.defined(), "gradsync: ", operation, " was given an undefined tensor");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "gradsync: ", operation,
                     " takes dense tensors, but was given one of layout ", tensor.layout());
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "gradsync: ", operation,
-                    " takes tensors in CPU memory, but was given one on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() || tensor.device().is_cuda(), "gradsync: ", operation,
+                    " takes tensors in the memory of the CPU or of a CUDA device, but was given "
+                    "one on ",
+                    tensor.device());
+}
+
+void CheckOnCpu(const at::Tensor& tensor, const char* operation) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !tensor.defined() || tensor.device().is_cpu(), "gradsync: ", operation,
+      " is not offered for tensors on a GPU, and was given one on ", tensor.device(),
+      ": use a group of another backend for it, made by torch.distributed.new_group with "
+      "backend=\"nccl\" or \"gloo\", or move the tensor to the CPU first");
+}
+
+at::Tensor TensorOver(void* data, at::IntArrayRef sizes, at::OptionalIntArrayRef strides,
+                      const at::TensorOptions& options, std::function<void(void*)> release) {
+  // Told where it is, torch need not ask CUDA's runtime, which does not know memory of the
+  // driver's.
+  return at::for_blob(data, sizes)
+      .strides(strides)
+      .deleter(std::move(release))
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
 }
 
 bool IsPlain(const at::Tensor& tensor) {
@@ -51,8 +77,24 @@ bool IsPlain(const at::Tensor& tensor) {
 
 at::Tensor NewPlain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
 
+void KeepForCurrentStream(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return;
+  // As Tensor::record_stream, without the dispatcher: this is done for every gradient.
+  c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+      .recordDataPtrOnStream(tensor.storage().data_ptr(), CurrentStream(tensor.device()));
+}
+
+void CopyOnCurrentStream(const at::Tensor& target, const at::Tensor& source) {
+  KeepForCurrentStream(target);
+  KeepForCurrentStream(source);
+  target.copy_(source, /*non_blocking=*/true);
+}
+
 at::Tensor PlainInput(const at::Tensor& tensor) {
-  return IsPlain(tensor) ? tensor : NewPlain(tensor).copy_(tensor);
+  if (IsPlain(tensor)) return tensor;
+  at::Tensor plain = NewPlain(tensor);
+  CopyOnCurrentStream(plain, tensor);
+  return plain;
 }
 
 Elements ElementsToMove(const at::Tensor& tensor) {

@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "client/torch/torch_version.h"
+
 namespace gradsync::torch {
 
 // Completed once, from any thread; awaited from any number of them.
@@ -37,7 +39,9 @@ class CollectiveWork : public c10d::Work {
   // The outputs, as a list of tensors. Made on demand: most works are only waited for.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
+#if GRADSYNC_TORCH_SINCE_2(15)
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
 
  private:
   void SetValueOf(c10::ivalue::Future& future);

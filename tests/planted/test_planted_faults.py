@@ -78,7 +78,12 @@ FAULTS = {
     ),
     "one_bucket": Fault(
         "            bucket_bytes=max(1, self.bucket_bytes_cap),\n"
-        "            first_bucket_bytes=max(1, self._bucket_config.first_bucket_bytes_cap),\n",
+        "            first_bucket_bytes=max(\n"
+        "                1,\n"
+        "                dist._DEFAULT_FIRST_BUCKET_BYTES\n"
+        "                if self.bucket_bytes_cap_default\n"
+        "                else self.bucket_bytes_cap,\n"
+        "            ),\n",
         "            bucket_bytes=1 << 40,\n            first_bucket_bytes=1 << 40,\n",
         "test_ddp.py::test_the_logging_data_is_true",
     ),

@@ -16,13 +16,18 @@ become::
     dist.init_process_group("gradsync")
     model = DistributedDataParallel(model)
 
-Importing this module registers the backend ``"gradsync"`` for CPU tensors. The backend and the
+Importing this module registers the backend ``"gradsync"`` for tensors on the CPU and on CUDA
+devices. The backend and the
 class can be had apart: ``DistributedDataParallel`` works over a process group of any backend, and
 torch's own works over ``"gradsync"``.
 
 The backend offers every operation of ``torch.distributed``, asynchronous or not, in groups made by
-``new_group``; of the reductions all but ``PREMUL_SUM``. Results are bitwise the same on every rank
-and from run to run. Errors are those of :mod:`gradsync.errors`. What may be useful to know:
+``new_group``; of the reductions all but ``PREMUL_SUM``. For tensors on a GPU it offers those that
+models use: ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter``, their forms for one
+tensor and for several, and ``barrier(device_ids=...)``; there waiting for a work makes the current
+stream wait, as with NCCL. The others raise ``NotImplementedError`` there. Results are bitwise the
+same on every rank and from run to run. Errors are those of :mod:`gradsync.errors`. What may be
+useful to know:
 
 - ``send`` returns when the daemon has the message: two ranks may send to each other before either
   receives. Messages keep no order with collectives. A receive that is in vain fails alone.

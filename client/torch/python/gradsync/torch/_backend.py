@@ -17,7 +17,7 @@ def register_backend() -> None:
     """Makes ``init_process_group("gradsync")`` and ``new_group(backend="gradsync")`` work."""
     if "GRADSYNC" not in dist.Backend._plugins:
         dist.Backend.register_backend(
-            "gradsync", _create_process_group, extended_api=True, devices=["cpu"]
+            "gradsync", _create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
 
 
@@ -26,9 +26,8 @@ def _create_process_group(
 ) -> _C.ProcessGroupGradsync:
     is_default = not dist.is_initialized()
     if is_default:
-        assert options.process_group is not None
         job = open_job(
-            options.process_group,
+            getattr(options, "process_group", None),  # older versions do not tell
             options.store,
             options.group_rank,
             options.group_size,

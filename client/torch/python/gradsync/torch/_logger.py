@@ -133,17 +133,17 @@ def _of_wrapper(
         "backend_name": dist.get_backend(group),
         "rank": dist.get_rank(group),
         "world_size": dist.get_world_size(group),
-        "device_ids": "",
-        "output_device": -1,
+        "device_ids": ", ".join(map(str, wrapper.device_ids or [])),
+        "output_device": -1 if wrapper.output_device is None else wrapper.output_device,
         "num_parameter_tensors": len(parameters),
         "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
         "dtypes": ", ".join(sorted({_TYPE_NAMES[p.dtype] for p in parameters})),
         "bucket_cap_bytes": wrapper.bucket_bytes_cap,
-        "broadcast_buffers": int(wrapper.forward_sync_buffers),
+        "broadcast_buffers": int(wrapper.broadcast_buffers),
         "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
         "find_unused_parameters": int(wrapper.find_unused_parameters),
         "static_graph": int(wrapper.static_graph),
-        "has_sync_bn": 0,  # there is none for the CPU
+        "has_sync_bn": int(any(isinstance(m, nn.SyncBatchNorm) for m in wrapper.module.modules())),
     }
 
 

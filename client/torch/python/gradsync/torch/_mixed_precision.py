@@ -1,7 +1,8 @@
 """Forward and backward on copies of the parameters in a smaller type.
 
-torch has this for GPUs only, because of the streams that it uses. What the user sees is the same:
-between iterations parameters and gradients have their full type.
+torch has this for GPUs only, because of the streams that it uses; here all is done on the stream
+that forward or backward runs on. What the user sees is the same: between iterations parameters and
+gradients have their full type.
 """
 
 from __future__ import annotations

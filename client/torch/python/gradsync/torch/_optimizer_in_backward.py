@@ -45,6 +45,9 @@ def average(wrapper: DistributedDataParallel, bucket: dist.GradBucket) -> None:
 
 
 def done(value: Tensor) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    """Completed now; of a tensor on a GPU, with what the current stream has been given."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future(
+        devices=[value.device] if value.is_cuda else None
+    )
     future.set_result(value)
     return future

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from gradsync._daemon import prefer_own_daemon
 from gradsync.torch import _C
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
     from torch.distributed import ProcessGroup, Store
 
 
@@ -41,10 +42,15 @@ class Job:
 _jobs: weakref.WeakKeyDictionary[ProcessGroup, Job] = weakref.WeakKeyDictionary()
 
 
+# Of a default group that is not known yet.
+_unclaimed: list[Job] = []
+
+
 def open_job(
-    group: ProcessGroup, store: Store, rank: int, world_size: int, timeout: timedelta
+    group: ProcessGroup | None, store: Store, rank: int, world_size: int, timeout: timedelta
 ) -> Job:
-    """Opens the session of the default process group ``group``, whose ranks all do so now."""
+    """Opens the session of the default process group, whose ranks all do so now. Where that is
+    being made by this package's backend, ``group`` may be unknown."""
     prefer_own_daemon()
     job = Job(
         _C.Session(
@@ -57,15 +63,29 @@ def open_job(
             timeout=timeout,
         )
     )
-    _jobs[group] = job
+    if group is None:
+        _unclaimed.append(job)
+    else:
+        _jobs[group] = job
     return job
+
+
+def _claim_job(group: ProcessGroup) -> Job | None:
+    """The job that was opened while ``group`` was being made, if that was not known then."""
+    backend = _backend_of(group)
+    for job in _unclaimed:
+        if isinstance(backend, _C.ProcessGroupGradsync) and backend.session is job.session:
+            _unclaimed.remove(job)
+            _jobs[group] = job
+            return job
+    return None
 
 
 def current_job() -> Job:
     """The job of the default process group. Where that is another backend's, the first call opens
     the session, and all ranks of the default group must make it."""
     group = dist.distributed_c10d._get_default_group()
-    job = _jobs.get(group)
+    job = _jobs.get(group) or _claim_job(group)
     if job is None:
         store = dist.PrefixStore("gradsync", dist.distributed_c10d._get_default_store())
         job = open_job(group, store, dist.get_rank(), dist.get_world_size(), timeout_of(group))
@@ -75,18 +95,25 @@ def current_job() -> Job:
 def timeout_of(group: ProcessGroup) -> timedelta:
     """The timeout of a process group's operations."""
     try:
-        backend = group._get_backend(torch.device("cpu"))
+        backend: Any = _backend_of(group)
         return backend.options._timeout
     except (AttributeError, RuntimeError):  # a backend that does not tell
         return dist.distributed_c10d.default_pg_timeout
 
 
 def backend_of(group: ProcessGroup) -> str:
-    """The name of what carries out a process group's operations on the CPU."""
-    try:
-        return group._get_backend(torch.device("cpu")).name()
-    except RuntimeError:  # it has nothing for the CPU
-        return dist.get_backend(group)
+    """The name of what carries out a process group's operations, those on the CPU if there are."""
+    backend = _backend_of(group)
+    return dist.get_backend(group) if backend is None else backend.name()
+
+
+def _backend_of(group: ProcessGroup) -> Backend | None:
+    for kind in ("cpu", "cuda"):
+        try:
+            return group._get_backend(torch.device(kind))
+        except RuntimeError:  # it has nothing for that
+            continue
+    return None
 
 
 def _agree_on_name(store: Store, world_size: int, timeout: timedelta) -> str:
@@ -106,5 +133,5 @@ def _agree_on_name(store: Store, world_size: int, timeout: timedelta) -> str:
 @atexit.register
 def _close_sessions() -> None:
     """Says goodbye, so that the daemon does not take an orderly end for a crash."""
-    for job in list(_jobs.values()):
+    for job in [*_jobs.values(), *_unclaimed]:
         job.session.close()

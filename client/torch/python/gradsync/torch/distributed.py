@@ -24,6 +24,7 @@ from gradsync.torch._join import DaemonJoin
 from gradsync.torch._logger import Logger
 from gradsync.torch._optimizer_in_backward import step_hook
 from gradsync.torch._session import backend_of, current_job, timeout_of
+from gradsync.torch._versions import known_to_torch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,7 +61,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     once. All ranks get bitwise the same.
 
     Args:
-        module: on the CPU. At least one of its parameters requires a gradient.
+        module: on the CPU or on one GPU. At least one of its parameters requires a gradient.
+        device_ids, output_device: as torch's, of a module on a GPU: where the inputs are moved to.
         broadcast_buffers: deprecated by torch; ``False`` leaves buffers alone at construction too.
         forward_sync_buffers: whether buffers are broadcast in each forward (``True``).
         init_sync: whether rank 0's parameters and buffers are broadcast at construction (``True``).
@@ -93,7 +95,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     are averaged row by row. With ``create_graph=True`` values are
     averaged, but what is differentiated a second time is this rank's own, as with torch.
 
-    Not implemented yet, so they raise ``NotImplementedError``: modules on a GPU.
+    On a GPU nothing waits but streams: hooks enqueue copies on the stream that autograd runs them
+    on, and the stream that ``backward`` is called on waits for the averages. Only with
+    ``find_unused_parameters`` does ``backward`` wait itself, to know what was used anywhere. A
+    gradient that another stream still reads must be kept until it has: ``record_stream`` does not
+    keep the memory, which is the bucket's. Every rank of the group must be on a GPU.
+
+    Not implemented, so they raise ``NotImplementedError``: modules on several devices.
 
     Raises, from construction, forward and backward, the classes of :mod:`gradsync.errors`. A
     parameter that got no gradient makes the next forward raise "Expected to have finished reduction
@@ -129,28 +137,29 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
     ) -> None:
-        super().__init__(
-            module,
-            device_ids=device_ids,
-            output_device=output_device,
-            dim=dim,
-            broadcast_buffers=broadcast_buffers,
-            init_sync=False,  # torch's way of it; ours is in _connect
-            process_group=process_group,
-            bucket_cap_mb=bucket_cap_mb,
-            find_unused_parameters=find_unused_parameters,
-            check_reduction=check_reduction,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            static_graph=static_graph,
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            device_mesh=device_mesh,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-            bucket_cap_mb_list=bucket_cap_mb_list,
-            batched_grad_copy=batched_grad_copy,
-            forward_sync_buffers=forward_sync_buffers,
-            lazy_bucket_allocation=lazy_bucket_allocation,
-        )
+        _check_devices(module)
+        arguments = {
+            "device_ids": device_ids,
+            "output_device": output_device,
+            "dim": dim,
+            "broadcast_buffers": broadcast_buffers,
+            "init_sync": False,  # torch's way of it; ours is in _connect
+            "process_group": process_group,
+            "bucket_cap_mb": bucket_cap_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "check_reduction": check_reduction,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            "delay_all_reduce_named_params": delay_all_reduce_named_params,
+            "param_to_hook_all_reduce": param_to_hook_all_reduce,
+            "device_mesh": device_mesh,
+            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+            "bucket_cap_mb_list": bucket_cap_mb_list,
+            "batched_grad_copy": batched_grad_copy,
+            "forward_sync_buffers": forward_sync_buffers,
+            "lazy_bucket_allocation": lazy_bucket_allocation,
+        }
+        super().__init__(module, **known_to_torch(arguments))
         if self._use_python_reducer:
             _not_implemented('torch._dynamo.config.optimize_ddp = "python_reducer"')
         if self._delay_all_reduce_all_params:
@@ -159,7 +168,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             _mixed_precision.set_up(self, mixed_precision)
         self._connect()
         if init_sync:
-            with_buffers = self.forward_sync_buffers or forward_sync_buffers is not None
+            with_buffers = self.broadcast_buffers or forward_sync_buffers is not None
             self._broadcast_module(with_buffers)
 
     # ---- Set-up ---------------------------------------------------------------------------------
@@ -206,9 +215,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Called by torch's constructor and when a wrapped module is copied or unpickled, which one
         rank may do alone: so nothing that needs the other ranks happens here."""
         names = [param_to_name_mapping[index] for index in range(len(parameters))]
-        for index, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
-            if parameter.device.type != "cpu":
-                _not_implemented(f'parameter "{name}" on {parameter.device}: a device but the CPU')
+        for index, parameter in enumerate(parameters):
             parameter._idx = index  # type: ignore[attr-defined]  # for mixed precision
         self.reducer = _Unconnected()
         self.logger = Logger()
@@ -234,7 +241,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             names=self._gradsync_names,
             # Zero asks for the default, whereas a cap of zero means one parameter for each bucket.
             bucket_bytes=max(1, self.bucket_bytes_cap),
-            first_bucket_bytes=max(1, self._bucket_config.first_bucket_bytes_cap),
+            first_bucket_bytes=max(
+                1,
+                dist._DEFAULT_FIRST_BUCKET_BYTES
+                if self.bucket_bytes_cap_default
+                else self.bucket_bytes_cap,
+            ),
             bucket_bytes_list=[max(1, cap) for cap in self.bucket_bytes_cap_list],
             timeout=timeout,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
@@ -288,7 +300,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if name not in self.parameters_to_ignore:
                 kind = "parameter" if parameter.requires_grad else "frozen parameter"
                 yield f'{kind} "{name}" ({_describe(parameter)}, strides {parameter.stride()})'
-        if self.forward_sync_buffers:
+        if self.broadcast_buffers:
             for name, buffer in self.named_module_buffers.items():
                 yield f'buffer "{name}" ({_describe(buffer)})'
 
@@ -466,7 +478,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def _broadcasts_buffers(self) -> bool:
         """In every forward, on every rank alike."""
-        return bool(self.forward_sync_buffers and self.modules_buffers)
+        return bool(self.broadcast_buffers and self.modules_buffers)
 
     def _daemon_can_stand_in(self, throws: bool) -> bool:
         """Whether what the ranks do together in an iteration is known to the daemon."""
@@ -504,7 +516,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 raise RuntimeError(f"Rank {rank} exhausted all inputs.") from error
             raise
         self._authoritative_rank = last
-        self._broadcast_module(with_buffers=bool(self.forward_sync_buffers), root=last)
+        self._broadcast_module(with_buffers=bool(self.broadcast_buffers), root=last)
 
     def join_hook(self, **kwargs: Any) -> Any:
         if isinstance(self.reducer, _Unconnected):
@@ -655,6 +667,21 @@ def _checked(hook: Callable[..., Any]) -> Callable[..., Any]:
         return future
 
     return checked_hook
+
+
+def _check_devices(module: nn.Module) -> None:
+    """What torch does not check: its class takes modules over several devices."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    names: dict[torch.device, str] = {}  # the first on each
+    for name, parameter in module.named_parameters():
+        if name not in ignored:
+            names.setdefault(parameter.device, name)
+    places = [f'"{name}" on {device}' for device, name in names.items()]
+    offered = all(device.type in {"cpu", "cuda"} for device in names)
+    if len(names) > 1 and offered:
+        _not_implemented(f"a module on several devices ({', '.join(places)})")
+    if len(names) == 1 and not offered:
+        _not_implemented(f"parameter {places[0]}: a device but the CPU and CUDA's")
 
 
 def _describe(tensor: Tensor) -> str:
