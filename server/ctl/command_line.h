@@ -12,13 +12,14 @@
 namespace gradsync {
 
 struct CommandLine {
-  enum class Action { kHelp, kVersion, kListJobs, kGetJob };
+  enum class Action { kHelp, kVersion, kListJobs, kGetJob, kDoctor };
   Action action = Action::kHelp;
   std::string job;  // kGetJob
   std::optional<uint32_t> uid;
   std::optional<uint32_t> generation;
   std::string socket;          // of the trainers; empty: not given
   std::string inspect_socket;  // empty: not given
+  std::string nccl;            // kDoctor: its library; empty: not given
   bool json = false;
 };
 

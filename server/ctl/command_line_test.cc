@@ -39,6 +39,14 @@ TEST(CommandLineTest, TakesOptionsBeforeAndAfterTheCommand) {
   EXPECT_EQ(command->generation, 2U);
 }
 
+TEST(CommandLineTest, CallsTheDoctor) {
+  const auto command = ParseCommandLine({"doctor", "--nccl", "/opt/libnccl.so", "--json"});
+  ASSERT_TRUE(command) << command.error().message();
+  EXPECT_EQ(command->action, Action::kDoctor);
+  EXPECT_EQ(command->nccl, "/opt/libnccl.so");
+  EXPECT_TRUE(command->json);
+}
+
 TEST(CommandLineTest, AJobsNameMayLookLikeAnOptionAfterTwoDashes) {
   const auto command = ParseCommandLine({"job", "--", "--json"});
   ASSERT_TRUE(command);
@@ -59,6 +67,10 @@ TEST(CommandLineTest, SaysWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"job", "a", "b"}), HasSubstr("job takes one ID"));
   EXPECT_THAT(ErrorOf({"jobs", "a"}), HasSubstr("jobs takes no argument"));
   EXPECT_THAT(ErrorOf({"jobs", "--uid", "1"}), HasSubstr("belong to job"));
+  EXPECT_THAT(ErrorOf({"jobs", "--nccl", "x"}), HasSubstr("belongs to doctor"));
+  EXPECT_THAT(ErrorOf({"doctor", "me"}), HasSubstr("doctor takes no argument"));
+  EXPECT_THAT(ErrorOf({"doctor", "--generation", "1"}), HasSubstr("belong to job"));
+  EXPECT_THAT(ErrorOf({"doctor", "--inspect-socket", "/s"}), HasSubstr("--socket"));
   EXPECT_THAT(ErrorOf({"jobs", "--frob"}), HasSubstr("unknown option in '--frob'"));
   EXPECT_THAT(ErrorOf({"jobs", "-xh"}), HasSubstr("unknown option"));
   EXPECT_THAT(ErrorOf({"jobs", "--json=yes"}), HasSubstr("--json=yes"));

@@ -105,28 +105,57 @@ std::array<std::string, 5> TimeCells(const v1::Bucket& bucket) {
           Milliseconds(last.reduce()), Milliseconds(last.total())};
 }
 
+std::string MemoryName(v1::HandOver hand_over) {
+  switch (hand_over) {
+    case v1::HAND_OVER_UNSPECIFIED:
+      return kNothing;
+    case v1::HAND_OVER_HOST_MEMORY:
+      return "host";
+    case v1::HAND_OVER_DAEMON_MEMORY:
+      return "gpu: daemon memory";
+    case v1::HAND_OVER_EXPORTED_MEMORY:
+      return "gpu: exported";
+    case v1::HAND_OVER_LEGACY_HANDLE:
+      return "gpu: legacy IPC";
+    default:
+      return "unknown";
+  }
+}
+
+bool IsOnGpu(const v1::Bucket& bucket) {
+  return bucket.hand_over() != v1::HAND_OVER_UNSPECIFIED &&
+         bucket.hand_over() != v1::HAND_OVER_HOST_MEMORY;
+}
+
 std::string BucketTable(const v1::Group& group) {
-  Table table({{"BUCKET", Align::kRight},
-               {"SIZE", Align::kRight},
-               {"TYPE", Align::kLeft},
-               {"STATE", Align::kLeft},
-               {"REDUCED", Align::kRight},
-               {"LAST RANK", Align::kRight},
-               {"WAIT ms", Align::kRight},
-               {"QUEUE ms", Align::kRight},
-               {"REDUCE ms", Align::kRight},
-               {"TOTAL ms", Align::kRight},
-               {"PARAMETERS", Align::kRight},
-               {"NAMES", Align::kLeft}});
+  std::vector<Table::Column> columns = {
+      {"BUCKET", Align::kRight},   {"SIZE", Align::kRight},      {"TYPE", Align::kLeft},
+      {"STATE", Align::kLeft},     {"REDUCED", Align::kRight},   {"LAST RANK", Align::kRight},
+      {"WAIT ms", Align::kRight},  {"QUEUE ms", Align::kRight},  {"REDUCE ms", Align::kRight},
+      {"TOTAL ms", Align::kRight}, {"PARAMETERS", Align::kRight}};
+  // On CPUs it would say the same in every line.
+  const bool shows_memory = std::any_of(group.buckets().begin(), group.buckets().end(), IsOnGpu);
+  if (shows_memory) columns.push_back({"MEMORY", Align::kLeft});
+  columns.push_back({"NAMES", Align::kLeft});
+  Table table(std::move(columns));
   std::vector<uint32_t> ranks = ToVector(group.ranks());
   for (const uint32_t aside : group.aside_ranks()) std::erase(ranks, aside);
   for (const v1::Bucket& bucket : group.buckets()) {
     auto [last_rank, wait, queue, reduce, total] = TimeCells(bucket);
-    table.AddRow({absl::StrCat(bucket.index()), FormatBytes(bucket.bytes()), bucket.dtype(),
-                  BucketStateText(bucket, ranks), absl::StrCat(bucket.reductions()),
-                  std::move(last_rank), std::move(wait), std::move(queue), std::move(reduce),
-                  std::move(total), absl::StrCat(bucket.parameter_count()),
-                  Printable(bucket.parameters())});
+    std::vector<std::string> cells = {absl::StrCat(bucket.index()),
+                                      FormatBytes(bucket.bytes()),
+                                      bucket.dtype(),
+                                      BucketStateText(bucket, ranks),
+                                      absl::StrCat(bucket.reductions()),
+                                      std::move(last_rank),
+                                      std::move(wait),
+                                      std::move(queue),
+                                      std::move(reduce),
+                                      std::move(total),
+                                      absl::StrCat(bucket.parameter_count())};
+    if (shows_memory) cells.push_back(MemoryName(bucket.hand_over()));
+    cells.push_back(Printable(bucket.parameters()));
+    table.AddRow(std::move(cells));
   }
   return table.ToText();
 }

@@ -54,6 +54,27 @@ Group world (ranks 0, 1): no operation yet
 )");
 }
 
+TEST(FormatTest, BucketsOnGpusShowHowTheyAreHandedOver) {
+  JobSnapshot job = GpuJob();
+  const std::string text = FormatJob(ToJob(job));
+  const size_t table = text.find("BUCKET ");
+  ASSERT_NE(table, std::string::npos) << text;
+  EXPECT_EQ(
+      text.substr(table, text.find("\n\n", table) - table),
+      R"(BUCKET      SIZE  TYPE      STATE             REDUCED  LAST RANK  WAIT ms  QUEUE ms  REDUCE ms  TOTAL ms  PARAMETERS  MEMORY              NAMES
+     0   1.0 MiB  float32   reducing              610          1    0.120     0.003      0.210     0.333           1  gpu: daemon memory  lm_head.weight
+     1  25.0 MiB  float32   waits for rank 1      610          0    1.850     0.040      2.470     4.360          24  gpu: exported       encoder.5.weight ... encoder.0.bias
+     2  25.0 MiB  float32   waits for rank 1      610          0    1.850     0.040      2.470     4.360          24  gpu: legacy IPC     encoder.5.weight ... encoder.0.bias
+     3   2.0 KiB  bfloat16  idle                    0          -        -         -          -         -           2  -                   norm.weight norm.bias)");
+}
+
+TEST(FormatTest, BucketsOfOneGroupOnGpusAndOnCpusAreToldApart) {
+  JobSnapshot job = TrainingJob();
+  job.groups[0].buckets[1].hand_over = HandOver::kDaemonMemory;
+  EXPECT_NE(FormatJob(ToJob(job)).find("  1  host                lm_head.weight\n"),
+            std::string::npos);
+}
+
 TEST(FormatTest, AFailedJobSaysWhy) {
   JobSnapshot job = FailedJob();
   job.groups[0].buckets.clear();

@@ -1,4 +1,4 @@
-// gradsyncctl: shows operators what the gradsyncd of this node is doing.
+// gradsyncctl: shows operators what the gradsyncd of this node is doing, and what it would need.
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +10,8 @@
 #include "client/core/starter.h"
 #include "google/protobuf/util/json_util.h"
 #include "server/ctl/command_line.h"
+#include "server/ctl/doctor.h"
+#include "server/ctl/doctor_facts.h"
 #include "server/ctl/format.h"
 #include "server/ctl/inspector.h"
 
@@ -63,6 +65,13 @@ ExitCode ShowJob(const CommandLine& command, Inspector* inspector) {
   return Print(command.json ? ToJson(*job) : FormatJob(*job));
 }
 
+ExitCode ShowFindings(const CommandLine& command, const Discovery& discovery) {
+  const std::vector<Finding> findings = Judge(CollectFacts(command, discovery));
+  const ExitCode printed =
+      Print(command.json ? FindingsToJson(findings) : FormatFindings(findings));
+  return printed == kShown && HasProblem(findings) ? kError : printed;
+}
+
 ExitCode Run(const std::vector<std::string>& arguments) {
   const auto command = ParseCommandLine(arguments);
   if (!command) {
@@ -75,6 +84,7 @@ ExitCode Run(const std::vector<std::string>& arguments) {
     return Print("gradsyncctl " GRADSYNC_VERSION "\n");
   }
   const Discovery discovery = DiscoveryFrom(command->socket, ReadEnvironment(environ));
+  if (command->action == CommandLine::Action::kDoctor) return ShowFindings(*command, discovery);
   auto inspector = Inspector::Connect(InspectSockets(*command, discovery));
   if (!inspector) return ComplainOf(inspector.error());
   return command->action == CommandLine::Action::kListJobs ? ShowJobs(*command, &*inspector)

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "server/job/snapshot.h"
 
@@ -78,6 +79,19 @@ inline JobSnapshot TrainingJob() {
   world.tag = "world";
   world.ranks = {0, 1};
   job.groups = {ddp, world};
+  return job;
+}
+
+// As TrainingJob, on GPUs: one bucket for each way of handing over, and one that has never been
+// reduced.
+inline JobSnapshot GpuJob() {
+  JobSnapshot job = TrainingJob();
+  std::vector<BucketSnapshot>& buckets = job.groups[0].buckets;
+  buckets.insert(buckets.begin() + 1, buckets[1]);
+  for (uint32_t i = 0; i < buckets.size(); ++i) buckets[i].index = i;
+  buckets[0].hand_over = HandOver::kDaemonMemory;
+  buckets[1].hand_over = HandOver::kExportedMemory;
+  buckets[2].hand_over = HandOver::kLegacyHandle;
   return job;
 }
 

@@ -52,6 +52,20 @@ v1::BucketState ToBucketState(BucketState state) {
   return v1::BUCKET_STATE_UNSPECIFIED;
 }
 
+v1::HandOver ToHandOver(HandOver hand_over) {
+  switch (hand_over) {
+    case HandOver::kHostMemory:
+      return v1::HAND_OVER_HOST_MEMORY;
+    case HandOver::kDaemonMemory:
+      return v1::HAND_OVER_DAEMON_MEMORY;
+    case HandOver::kExportedMemory:
+      return v1::HAND_OVER_EXPORTED_MEMORY;
+    case HandOver::kLegacyHandle:
+      return v1::HAND_OVER_LEGACY_HANDLE;
+  }
+  return v1::HAND_OVER_UNSPECIFIED;
+}
+
 v1::Bucket ToBucket(const BucketSnapshot& bucket) {
   v1::Bucket result;
   result.set_index(bucket.index);
@@ -67,6 +81,7 @@ v1::Bucket ToBucket(const BucketSnapshot& bucket) {
   if (bucket.reductions > 0) {
     *result.mutable_last() = ToTiming(bucket.last);
     result.set_last_rank(bucket.last_rank);
+    result.set_hand_over(ToHandOver(bucket.hand_over));
   }
   return result;
 }

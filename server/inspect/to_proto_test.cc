@@ -130,6 +130,19 @@ TEST(ToProtoTest, BucketHasSizeStateAndTimes) {
   EXPECT_FALSE(fresh.has_last_rank());
 }
 
+TEST(ToProtoTest, BucketTellsHowItIsHandedOverOnceItHasBeenReduced) {
+  const v1::Job host = ToJob(TrainingJob());
+  EXPECT_EQ(host.groups(0).buckets(0).hand_over(), v1::HAND_OVER_HOST_MEMORY);
+  EXPECT_EQ(host.groups(0).buckets(2).hand_over(), v1::HAND_OVER_UNSPECIFIED);
+
+  const v1::Job gpu = ToJob(GpuJob());
+  ASSERT_EQ(gpu.groups(0).buckets_size(), 4);
+  EXPECT_EQ(gpu.groups(0).buckets(0).hand_over(), v1::HAND_OVER_DAEMON_MEMORY);
+  EXPECT_EQ(gpu.groups(0).buckets(1).hand_over(), v1::HAND_OVER_EXPORTED_MEMORY);
+  EXPECT_EQ(gpu.groups(0).buckets(2).hand_over(), v1::HAND_OVER_LEGACY_HANDLE);
+  EXPECT_EQ(gpu.groups(0).buckets(3).hand_over(), v1::HAND_OVER_UNSPECIFIED);
+}
+
 TEST(ToProtoTest, TextsFromTrainersBecomeUtf8) {
   JobSnapshot job = FailedJob();
   job.job = "j\xFF";
