@@ -1,6 +1,6 @@
 """Runs the checks and test suites: a line for each, what failed in full, and the total at the end.
 
-    suites.py [SUITE...]    some of: lint tidy release python conformance demo bench asan tsan
+    suites.py [SUITE...]    some of: lint tidy release python conformance gpu demo bench asan tsan
 
 Without arguments it runs all but the slow one (tidy), and counts that as skipped.
 
@@ -187,12 +187,14 @@ def lint() -> dict[str, Suite]:
     cxx = [path for path in files if path.suffix in {".c", ".cc", ".h", ".hpp"}]
     shell = [path for path in files if path.suffix == ".sh" or is_shell(path)]
     python = [path for path in files if path.suffix == ".py"]
+    # mypy knows one module of a name, and pytest wants each folder's to be called so.
+    typed = [path for path in python if path != ROOT / "client/torch/gpu_tests/conftest.py"]
     commands: dict[str, list[str | Path]] = {
         "clang-format": ["clang-format", "--dry-run", "--Werror", *cxx],
         "shellcheck": ["shellcheck", "--external-sources", *shell],
         "ruff": [VENV / "ruff", "check", "--no-cache", *python],
         "ruff-format": [VENV / "ruff", "format", "--check", "--no-cache", *python],
-        "mypy": [VENV / "mypy", "--cache-dir", BUILD / "mypy", *python],
+        "mypy": [VENV / "mypy", "--cache-dir", BUILD / "mypy", *typed],
     }
     return {name: partial(check, name, command) for name, command in commands.items()}
 
@@ -225,6 +227,9 @@ GROUPS: dict[str, Callable[[], dict[str, Suite]]] = {
         f"torch's tests, {section}, {size} ranks": partial(conformance, section, size, *options)
         for section, options in CONFORMANCE.items()
         for size in (2, 4)
+    },
+    "gpu": lambda: {
+        "pytest, bundle and gpu-check": partial(pytest, "pytest-gpu", ROOT / "tests/gpu")
     },
     "demo": lambda: {"demo": partial(check, "demo", [ROOT / "scripts/demo", "--quick"])},
     "bench": lambda: {"bench": partial(check, "bench", [ROOT / "scripts/bench", "--quick"])},
