@@ -310,18 +310,8 @@ Status Dispatcher::HandleAllocate(TrainerSession* session, std::span<const std::
   if (!request) return request.error();
   const Result<SegmentTable::NewSegment> segment =
       session->segments().Allocate(request->bytes, MakePrintable(request->label.Get()));
-  if (!segment) {
-    ReplyError(session, request->header.request_id,
-               {segment.error().code(),
-                absl::StrCat(session->Describe(), ": ", segment.error().message())});
-    return OkStatus();
-  }
-  executor_->jobs().SetSegmentBytes(session->id(), session->segments().bytes());
-  auto reply = MakeMessage<SegmentAllocated>(request->header.request_id);
-  reply.bytes = segment->bytes;
-  reply.segment = segment->number;
-  const std::array<int, 1> fds = {segment->fd.get()};
-  LoseUnlessSent(session, session->Send(reply, fds));
+  if (segment) executor_->jobs().SetSegmentBytes(session->id(), session->segments().bytes());
+  AnswerSegment(session, request->header.request_id, segment);
   return OkStatus();
 }
 
