@@ -386,8 +386,7 @@ Result<bool> Ddp::MoveTo(BucketPlan plan) {
   if (!layout && layout.error().code() == Code::kOutOfMemory) return false;
   if (!layout) return Unexpected(Fail(layout.error()));
   if (Status moved = MoveGradients(*layout); !moved.ok()) {
-    group_->Abort(moved);  // the others have moved theirs
-    return Unexpected(Fail(std::move(moved)));
+    return Unexpected(FailEverywhere(std::move(moved)));
   }
   Status adopted = Adopt(*std::move(layout));
   if (!adopted.ok()) return Unexpected(Fail(std::move(adopted)));
